@@ -1,10 +1,10 @@
-"""Frozen dataclasses passed between the stages.
+"""Frozen dataclasses passed between the stages, and spans of time.
 
 Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y)
 order and the center of the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -315,3 +315,15 @@ class SyncReport:
     @property
     def painting_s(self) -> float:
         return self.wall_s - self.startup_s - self.finish_s
+
+
+def within(times_s: Float64Array, spans_s: Sequence[tuple[float, float]]) -> BoolArray:
+    """Whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
+    edges = np.array(spans_s, np.float64).reshape(-1)
+    return np.asarray(np.searchsorted(edges, times_s, side="right") % 2 == 1, np.bool_)
+
+
+def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
+    """First and past-the-last index of each run of True in `values (n,)`."""
+    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

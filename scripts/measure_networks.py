@@ -42,7 +42,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import Clip, choose_clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.option_fields import QUALITY, RESOLUTION_STEP_PX
 from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.engines.builders import dimension_ranges
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
@@ -54,7 +54,6 @@ from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
-from latentsync_trt.values import RESOLUTION_STEP_PX
 
 if TYPE_CHECKING:
     import torch

@@ -19,12 +19,11 @@ from latentsync_trt.bundle.manifest import Bundle, DimensionRange
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import command_line
+from latentsync_trt.option_fields import Speaker, command_line
 from latentsync_trt.runtime.engines.builders import engine_ranges
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.values import Speaker
 from tests.small import small_bundle
 
 

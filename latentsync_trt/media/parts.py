@@ -30,7 +30,7 @@ from av.container import OutputContainer
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.files import open_input
-from latentsync_trt.validation import from_json
+from latentsync_trt.option_fields import from_json
 
 PART_S = Fraction(30)
 """Length of a part. What carries over between frames begins anew, so that a run can go on there."""

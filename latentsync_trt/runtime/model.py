@@ -18,8 +18,7 @@ from latentsync_trt.bundle.manifest import (
     manifest_sha256,
 )
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutputError, ProviderUnavailable
-from latentsync_trt.notices import Notices
+from latentsync_trt.errors import EngineBuildError, InputError, Notices, OutputError, ProviderUnavailable
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import BackgroundBuild, OpenedEngine, SessionFactory

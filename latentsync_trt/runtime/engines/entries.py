@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from latentsync_trt.bundle.manifest import FileEntry, file_problem
-from latentsync_trt.validation import from_json
+from latentsync_trt.option_fields import from_json
 
 RECORD_NAME = "engine.json"
 

@@ -23,13 +23,13 @@ import onnxruntime as ort
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.files import whole_file
+from latentsync_trt.option_fields import ALL_DEVICES
 from latentsync_trt.paths import CACHE_VARIABLE, below_home, user_folder
 from latentsync_trt.runtime.compiler import last_line
 from latentsync_trt.runtime.providers import gpu as machine
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.gpu import CUDA_MAJOR, Gpu
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, TENSORRT, Obstacle, Provider
-from latentsync_trt.values import ALL_DEVICES
 from latentsync_trt.version import __version__
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
