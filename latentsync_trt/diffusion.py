@@ -5,7 +5,6 @@ The plan says which steps run the whole network, and which reuse its inner featu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from math import log
 
@@ -37,22 +36,13 @@ class Step:
     coefficients: Float32Array
 
 
-@lru_cache(maxsize=1)
 def alphas_cumprod() -> Float64Array:
-    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing, read-only.
+    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing.
 
     The betas are linear in their square root ("scaled linear").
     """
     betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
-    signal = np.cumprod(1.0 - betas, dtype=np.float64)
-    signal.flags.writeable = False
-    return signal
-
-
-@lru_cache(maxsize=8)
-def solver_schedule(solver: Solver, steps: int) -> tuple[Step, ...]:
-    """The updates of `solver`."""
-    return _SOLVERS[solver](steps)
+    return np.cumprod(1.0 - betas, dtype=np.float64)
 
 
 def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
@@ -115,7 +105,8 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     return tuple(updates)
 
 
-_SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+"""The updates of each solver, by the number of steps."""
 
 
 def plan_for(options: SyncOptions) -> tuple[bool, ...]:

@@ -118,7 +118,7 @@ def _ranges(setting: Setting) -> dict[str, DimensionRange]:
 def _graphs(setting: Setting) -> Iterator[Row]:
     selection, notices = setting.selection, list[str]()
     cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
-    factory = SessionFactory(setting.bundle, selection, setting.runtime, cache, notices.append)
+    factory = SessionFactory(setting.bundle, selection, setting.runtime, cache)
     for graph in setting.bundle.manifest.graphs:
         setting.say(f"{selection.name}: {graph}")
         with setting.memory() as memory:

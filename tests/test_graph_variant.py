@@ -74,7 +74,7 @@ def both(tmp_path: Path) -> Bundle:
 def make(tmp_path: Path, both: Bundle) -> Make:
     def made(name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any) -> SessionFactory:
         selection = Selection(name, gpu=None if name == "cpu" else gpu)
-        return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), print)
+        return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"))
 
     return made
 

@@ -153,7 +153,7 @@ def test_invalid_values_are_refused(cls: type[Any], given: dict[str, object], me
 def test_what_a_bundle_or_provider_lacks(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     bundle, cache = Bundle.load(small_bundle(), verify=False), EngineCache(tmp_path / "cache")
     with pytest.raises(InputError, match=words):
-        SessionFactory(bundle, Selection("cpu"), RuntimeOptions(**options), cache, lambda _: None)
+        SessionFactory(bundle, Selection("cpu"), RuntimeOptions(**options), cache)
 
 
 def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:

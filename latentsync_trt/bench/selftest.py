@@ -161,7 +161,7 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
         part.folder.mkdir()
         cache = EngineCache(cache_folder(part.options.engine_cache), part.log.append)
         bundle = Bundle.load(part.bundle, verify=False)
-        engines = SessionFactory(bundle, selection, part.options, cache, part.log.append)
+        engines = SessionFactory(bundle, selection, part.options, cache)
         for graph in part.tested:
             part.graphs[graph] = row = GraphRow(graph)
             try:

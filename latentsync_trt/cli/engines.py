@@ -43,7 +43,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     selection = select_provider(fields["provider"], runtime.one_device)
     for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {selection.name}"):
         say(text)
-    factory = SessionFactory(loaded, selection, runtime, cache, say)
+    factory = SessionFactory(loaded, selection, runtime, cache)
     todo = [*loaded.manifest.graphs] if factory.compiled else []
     built_s: list[float] = []
     with progress_bar(hidden=quiet) as move:

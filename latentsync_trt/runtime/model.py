@@ -151,7 +151,7 @@ def open_model(
     build: BackgroundBuild | None = None
     while True:
         try:
-            factory = SessionFactory(bundle, selection, options, cache, notices.add)
+            factory = SessionFactory(bundle, selection, options, cache)
             if options.build == "background" and build is None and (missing := factory.missing(tuple(graphs))):
                 meanwhile = _built_meanwhile(factory, missing, notices)
                 if meanwhile is not None:
@@ -172,23 +172,18 @@ def open_model(
             selection = following
 
 
-def check_options(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> None:
-    """Raises `InputError` if bundle or provider do not support `options`."""
-    _quiet_factory(bundle, selection, options)
+def quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
+    """What `open_model` would use; raises `InputError` if bundle or provider do not support `options`."""
+    return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache), lambda _: None))
 
 
-def must_build(bundle: Bundle, selection: Selection, options: RuntimeOptions, graphs: Sequence[str]) -> bool:
+def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:
     """Whether `open_model` would build engines; raises `BundleError` if the bundle lacks one of `graphs`."""
-    factory = _quiet_factory(bundle, selection, options)
     for graph in graphs:
-        bundle.graph_path(graph)
-    if options.build == "background" or not factory.compiled:
+        factory.bundle.graph_path(graph)
+    if factory.options.build == "background" or not factory.compiled:
         return False
     return not all(factory.cache.has(factory.key(graph)) for graph in graphs)
-
-
-def _quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
-    return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache)), lambda _: None)
 
 
 def _built_meanwhile(

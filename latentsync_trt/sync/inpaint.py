@@ -16,13 +16,7 @@ from latentsync_trt.bundle.manifest import (
     step_graph,
 )
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import (
-    conditioning,
-    denoise,
-    initial_noise,
-    plan_for,
-    solver_schedule,
-)
+from latentsync_trt.diffusion import SOLVERS, conditioning, denoise, initial_noise, plan_for
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
@@ -62,7 +56,7 @@ class Inpainter:
         """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
         `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
         options = self.options
-        schedule = solver_schedule(options.sampling.solver, options.sampling.steps)
+        schedule = SOLVERS[options.sampling.solver](options.sampling.steps)
         window = self.noise, known, audio
         return denoise(self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step)
 

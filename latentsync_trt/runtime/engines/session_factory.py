@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant
@@ -22,7 +21,7 @@ from latentsync_trt.runtime.engines.builders import (
     own_options,
     spans_of,
 )
-from latentsync_trt.runtime.engines.cache import EngineCache, Notice
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version
@@ -75,23 +74,21 @@ class OpenedEngine:
 class SessionFactory:
     """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
 
-    `on_notice` gets sentences about builds. Raises `InputError` if bundle or provider do not support `options`.
+    Raises `InputError` if bundle or provider do not support `options`.
     """
 
-    def __init__(
-        self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache, on_notice: Notice
-    ) -> None:
+    def __init__(self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache) -> None:
         self.bundle, self.selection, self.options, self.cache = bundle, selection, options, cache
         self.compiled = selection.provider.builds
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges) if self.compiled else ranges
-        self._notice, self._gpu = on_notice, cast(Gpu, selection.gpu)  # only used where there is one
+        self._gpu = cast(Gpu, selection.gpu)  # only used where there is one
         self._builder = TensorRTBuilder(bundle, self.ranges, options.provider_options, self._gpu)
         self.cuda_graph = _wants_cuda_graph(self)
         """Whether steps are to be recorded as CUDA graphs, where there is room for them."""
         if notice := eight_bit_notice(bundle.manifest, selection):
-            on_notice(notice)
+            cache.notice(notice)
 
     def variant(self, graph: str) -> GraphVariant:
         """The variant of a graph to open: that for the provider, if the bundle has it."""
@@ -145,7 +142,7 @@ class SessionFactory:
 
     def build(self, graph: str) -> Entry:
         """Builds the engine of a graph unless the cache has it. Raises as `open`."""
-        return self.cache.obtain(self.key(graph), partial(self._build, graph))
+        return self.cache.obtain(self.key(graph), partial(self._builder.build, graph))
 
     def open(self, graph: str, *, cuda_graph: bool = False) -> OpenedEngine:
         """A session of a graph, which with `cuda_graph` may record one; builds its engine first where that is missing.
@@ -158,7 +155,7 @@ class SessionFactory:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
             return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
         load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
-        engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
+        engine, session = self.cache.load(self.key(graph), partial(self._builder.build, graph), load)
         build_s, built = engine.build_s or 0.0, engine.folder.name in self.cache.built
         open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
         return OpenedEngine(session, self._node_share(session), open_s, built, build_s, engine.size_bytes)
@@ -183,13 +180,6 @@ class SessionFactory:
             as_it_is=made_for_cuda,  # it has the operators that an optimization would choose
         )
         return Session(path, settings)
-
-    def _build(self, graph: str, folder: Path) -> int | None:
-        self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
-        start_s = time.perf_counter()
-        device_memory_bytes = self._builder.build(graph, folder)
-        self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
-        return device_memory_bytes
 
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
@@ -245,7 +235,7 @@ def build(orders: Iterator[Any], emit: Emit) -> None:
     folder, selection, options, cache_folder, graphs = next(orders)
     error = ""
     try:
-        factory = SessionFactory(Bundle.load(folder), selection, options, EngineCache(cache_folder, print), print)
+        factory = SessionFactory(Bundle.load(folder), selection, options, EngineCache(cache_folder, print))
         for graph in graphs:
             factory.build(graph)
     except LatentSyncError as failure:
