@@ -133,17 +133,10 @@ def denoise(
     plan: Sequence[bool],
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
-    """Turns noise into the latents of a window, float32 `(4, F, h, w)`.
+    """Turns `noise (1, 4, 1, h, w)`, repeated over frames, into the latents of a window, `(4, F, h, w)`.
 
-    Args:
-        noise: float32 `(1, 4, 1, h, w)`, repeated over frames.
-        conditioning: float32 `(9, F, h, w)`. audio: float32 `(F, S, D)`.
-        guidance: classifier-free guidance scale.
-        schedule: the steps. plan: which of them run the whole network.
-        on_step: called after each step with the number of steps done and their total.
-
-    Raises:
-        InputError: shapes disagree.
+    `conditioning (9, F, h, w)`, `audio (F, S, D)`: float32. `plan`: which steps of `schedule` run the whole network.
+    `on_step`: called after each with the number of steps done and their total. Raises `InputError` if shapes disagree.
     """
     _, frames, height, width = conditioning.shape
     if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or len(audio) != frames:
@@ -169,10 +162,7 @@ def initial_noise(seed: int, height: int, width: int) -> Float32Array:
 def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
     """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
 
-    Args:
-        latent_mask: float32 `(h, w)`, 1 = kept.
-        masked: float32 `(F, 4, h, w)`, scaled latents of the masked images.
-        reference: float32 `(F, 4, h, w)`, scaled latents of the whole images.
+    `latent_mask (h, w)`: 1 = kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and of whole images.
     """
     mask = np.broadcast_to(latent_mask, (len(masked), 1, *latent_mask.shape))
     stacked = np.concatenate([mask, masked, reference], axis=1, dtype=np.float32)

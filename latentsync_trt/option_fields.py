@@ -63,11 +63,8 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def check_limits(options: Any) -> None:
-    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`.
-
-    Raises:
-        InputError: a field has a wrong type or is outside its limits.
-    """
+    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`; raises `InputError`
+    if one has a wrong type or is outside its limits."""
     for spec in fields(options):
         value = getattr(options, spec.name)
         if value is not spec.default:
@@ -166,11 +163,8 @@ def _plain(value: Any) -> Any:
 def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = ()) -> T:
     """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON values.
 
-    Names may be written as flags; None and empty texts mean the default. An option that may be
-    given several times takes a list, or one text with ";" between its values. `others`: names known to the caller only.
-
-    Raises:
-        InputError: there is no such option, or its value cannot be used.
+    Names may be written as flags; None and empty texts mean the default. An option that may be given several times
+    takes a list, or one text with ";" between its values. `others`: names that the caller knows. Raises `InputError`.
     """
     specs = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
     found: dict[str, Any] = {}
@@ -203,11 +197,7 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
 def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
     """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not have are ignored.
 
-    Args:
-        source: a file or other name that begins the message. error: what is raised.
-
-    Raises:
-        `error`: not JSON, or of another form; the message ends in the place, as in "- at `$.graphs[0].file`".
+    Raises `error` for other text: its message begins with `source`, and ends as in "- at `$.graphs[0].file`".
     """
     import msgspec
 

@@ -1,14 +1,13 @@
-"""Compiles a graph with TensorRT in a child process, and reads what it says; `scripts/` do so with TensorRT-RTX, too.
+"""Compiles a graph with TensorRT; `scripts/` do so with TensorRT-RTX, too. In a child process, as the compiler runs for
+minutes without handling signals, writes to the console past its logger, does not free all memory, and may crash.
 
-The compiler runs for minutes without handling signals, writes to the console past its logger, does
-not free all memory, and may crash.
-
-ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed
-networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the
-precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorRT's reason.
+ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed networks
+(https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of float16, INT8
+and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
@@ -25,19 +24,11 @@ Tensors = tuple[tuple[str, str, tuple[int | str, ...]], ...]
 """Name, NumPy dtype and shape of each; a str is a variable dimension."""
 
 # Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "outofmemory",
-    "failed to allocate memory",
-    "cudnn_status_alloc_failed",
-    "cublas_status_alloc_failed",
-    "the resource allocation failed",
-    "is smaller than requested bytes",
-    "could not be allocated",
-    "bad allocation",
-    "bad_alloc",
-    "insufficient memory",
-    "memoryerror",
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|outofmemory|failed to allocate memory|cudnn_status_alloc_failed|cublas_status_alloc_failed"
+    "|the resource allocation failed|is smaller than requested bytes|could not be allocated"
+    "|bad allocation|bad_alloc|insufficient memory|memoryerror",
+    re.IGNORECASE,
 )
 
 _KILLED = -9  # SIGKILL, which POSIX systems send when memory runs out
@@ -108,7 +99,7 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
 
 
 def is_out_of_memory(text: str) -> bool:
-    return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
+    return _OUT_OF_MEMORY.search(text) is not None
 
 
 def last_line(error: Exception) -> str:
@@ -224,8 +215,7 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
 
 
 def _reason(parser: Any, messages: list[str]) -> str:
-    """The operations that the parser rejected, each with its first node and the parser's message, else the builder's
-    first message."""
+    """The operations that the parser rejected, each with its first node and message; else what the builder says."""
     reasons: dict[str, str] = {}
     for error in (parser.get_error(index) for index in range(parser.num_errors)):
         text, operator = _one_line(error.desc()), error.node_operator()
@@ -236,5 +226,5 @@ def _reason(parser: Any, messages: list[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The text without line breaks and without the lines that TensorRT adds if there is no GPU."""
+    """Without the lines that TensorRT adds if there is no GPU."""
     return " ".join(" ".join(line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)).split())

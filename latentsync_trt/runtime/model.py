@@ -142,9 +142,7 @@ def open_model(
     Where the selected provider was not named, and cannot compile or open a graph, the next one is taken, with a notice.
     `on_notice` may be called from any thread.
 
-    Raises:
-        BundleError: the bundle lacks one of `graphs`. InputError: bundle or provider do not support `options`.
-        EngineBuildError: the provider cannot compile or open a graph. OutOfMemory: there is too little memory.
+    Raises `BundleError` if the bundle lacks one of `graphs`; others as `SessionFactory`, and its `open`.
     """
     notices = Notices(on_notice)
     cache = EngineCache(cache_folder(options.engine_cache), notices.add)

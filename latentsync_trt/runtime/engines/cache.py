@@ -119,10 +119,7 @@ class EngineCache:
     def obtain(self, key: EngineKey, build: Build) -> Entry:
         """Finds the engine for `key`, or builds it; while another process builds it, this one waits.
 
-        Raises:
-            EngineBuildError: `build` wrote nothing.
-            OutputError: the cache cannot be written, or its disk is full.
-            Whatever `build` raises; nothing is left behind then.
+        Raises as `build`, which leaves nothing behind then, `EngineBuildError` if it wrote nothing, and `OutputError`.
         """
         if found := self.find(key):
             return found

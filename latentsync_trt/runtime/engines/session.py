@@ -133,8 +133,7 @@ class Session:
     def run(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
         """Runs the graph on host arrays; returns all outputs in the graph's order.
 
-        Raises:
-            InferenceError: an input is wrong, or the provider failed. OutOfMemory: there is too little memory.
+        Raises `InferenceError` if an input is wrong or the provider failed, and `OutOfMemory`.
         """
         return tuple(self.explained(lambda: self.clock.timed(lambda: self.ort.run(None, dict(inputs)))))
 
@@ -182,8 +181,7 @@ class Session:
         self.__dict__.pop("ort", None)
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """Number of nodes on each provider; in graphs with variable shapes without those that compute shapes, as they
-        always run on the CPU."""
+        """Nodes by provider; in graphs of variable shapes without those that compute shapes, always on the CPU."""
         counts: dict[str, int] = {}
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
         for part in self.ort.get_provider_graph_assignment_info():
@@ -219,8 +217,7 @@ class DeviceBuffers:
 
 @functools.cache
 def small_session(path: Path, selection: Selection) -> Session:
-    """A small graph on buffers of the selected provider: on the CPU, or with ONNX Runtime's CUDA provider; one for the
-    whole process."""
+    """A small graph on buffers of the selected provider, by the CPU or CUDA; one for the whole process."""
     cuda = (CUDA.ort_name, {"device_id": str(selection.device_id)})
     return Session(path, SessionSettings(providers=CPU if selection.device == "cpu" else (cuda, *CPU)))
 
@@ -276,20 +273,17 @@ def _ort_options(settings: SessionSettings) -> Any:
     # A buffer planned for reuse stays allocated between uses: nearly all buffers of a U-Net, whose last features are as
     # large as its first. Freeing and allocating needs a fraction of the memory, at no cost in time.
     options.enable_mem_reuse = options.enable_mem_pattern = False
-    entries = {
-        # Spinning threads would take cores from decoding, face processing and encoding.
-        "session.intra_op.allow_spinning": "0",
-        # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign
-        # of INT8 across a reshape, and was not faster where it works.
-        "session.disable_quant_qdq": "1",
-        "session.record_ep_graph_assignment_info": "1",  # for `nodes_by_provider`
-    }
+    add = options.add_session_config_entry
+    # Spinning threads would take cores from decoding, face processing and encoding.
+    add("session.intra_op.allow_spinning", "0")
+    # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign of INT8 across a
+    # reshape, and was not faster where it works.
+    add("session.disable_quant_qdq", "1")
+    add("session.record_ep_graph_assignment_info", "1")  # for `nodes_by_provider`
     if _share_memory(settings.providers):
-        entries["session.use_env_allocators"] = "1"
+        add("session.use_env_allocators", "1")
     if settings.weights_folder is not None:
-        entries["session.model_external_initializers_file_folder_path"] = str(settings.weights_folder.resolve())
-    for name, value in entries.items():
-        options.add_session_config_entry(name, value)
+        add("session.model_external_initializers_file_folder_path", str(settings.weights_folder.resolve()))
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()

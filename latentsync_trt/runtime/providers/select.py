@@ -99,8 +99,7 @@ def select_provider(request: str = "auto", device: int = 0, bundle_sha256: str |
     "auto" takes the fastest that loads and that the newest `setup` or `selftest` did not find wrong or slower; one that
     builds engines only where that passed it. Without `bundle_sha256`, of a manifest, it looks at what loads alone.
 
-    Raises:
-        ProviderUnavailable: the named provider is unknown or does not load. InputError: there is no such GPU.
+    Raises `ProviderUnavailable` if the named provider is unknown or does not load, `InputError` without such a GPU.
     """
     if request == "auto":
         return _best(tuple(PROVIDERS.values()), device, bundle_sha256)
