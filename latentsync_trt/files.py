@@ -46,7 +46,7 @@ _made: set[Path] = set()
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Makes an empty folder in `parent`, by default the system's, where it removes leftovers of killed processes; removes
+    """Makes an empty folder in `parent`, by default the system's, where it removes those of killed processes; removes
     it when the block ends. Raises `OSError` if it cannot be made."""
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
     remove_leftovers(parent)

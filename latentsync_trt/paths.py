@@ -25,8 +25,8 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
-    """`name` as a path on this machine, which need not exist; raises `InputError`, beginning with `what`, if it is empty,
-    a URL, or "-" for standard input."""
+    """`name` as a path on this machine, which need not exist; raises `InputError`, beginning with `what`, if it is
+    empty, a URL, or "-" for standard input."""
     text, prefix = os.fspath(name), f"{what} ".lstrip()
     if not text.strip() or "\0" in text:
         raise InputError(f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder")

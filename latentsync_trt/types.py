@@ -235,9 +235,9 @@ class EngineTime:
     built: bool
     build_s: float
     open_s: float
-    runs: int
-    first_ms: float
-    mean_ms: float
+    runs: int = 0
+    first_ms: float = 0.0
+    mean_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _graphs(setting: Setting) -> Iterator[Row]:
                 times_ms, _ = setting.timed(BoundRun(session, _ranges(setting), selection))
         # The memory of one graph must not be counted for the next.
         give_back_gpu_memory(selection)
-        start_up_s = {"build": opened.build_s, "open": opened.open_s}
+        start_up_s = {"build": opened.costs.build_s, "open": opened.costs.open_s}
         yield setting.row("graph", graph, times_ms, notices, memory=memory, start_up_s=start_up_s)
         notices.clear()
 

@@ -181,9 +181,9 @@ def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Say) -
     """Builds the engine of a graph unless it is in the cache, opens and runs it."""
     begin(f"building and opening {row.graph}")
     opened = engines.open(row.graph)
-    row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
+    row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.costs.open_s
     if engines.compiled:
-        row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
+        row.built, row.build_s, row.engine_bytes = opened.costs.built, opened.costs.build_s, opened.size_bytes
     begin(f"running {row.graph}")
     with closing(opened.session) as session:
         run = BoundRun(session, engines.ranges, engines.selection)

@@ -47,10 +47,10 @@ class AllOpen:
         """Waits until it is open. Raises as `SessionFactory.open`."""
         return self.engines[graph].result().session
 
-    def opened(self) -> dict[str, OpenedEngine]:
-        """What could be opened so far, by graph."""
-        done = {graph: engine for graph, engine in self.engines.items() if engine.done() and not engine.cancelled()}
-        return {graph: engine.result() for graph, engine in done.items() if engine.exception() is None}
+    def opened(self) -> list[OpenedEngine]:
+        """What could be opened so far."""
+        done = [engine for engine in self.engines.values() if engine.done() and not engine.cancelled()]
+        return [engine.result() for engine in done if engine.exception() is None]
 
 
 class OneNetworkAtATime:
@@ -70,14 +70,15 @@ class OneNetworkAtATime:
         if graph not in self._open:
             engine = self._factory.open(graph)
             if before := self._all.get(graph):  # go on with its times
-                engine.session.clock = before.session.clock
-                engine = replace(engine, built=engine.built or before.built, open_s=engine.open_s + before.open_s)
+                engine.session.clock, new, old = before.session.clock, engine.costs, before.costs
+                costs = replace(new, built=new.built or old.built, open_s=new.open_s + old.open_s)
+                engine = replace(engine, costs=costs)
             self._open[graph] = self._all[graph] = engine
         return self._open[graph].session
 
-    def opened(self) -> dict[str, OpenedEngine]:
-        """What was opened so far, by graph, also what is closed again."""
-        return dict(self._all)
+    def opened(self) -> list[OpenedEngine]:
+        """What was opened so far, also what is closed again."""
+        return list(self._all.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +119,7 @@ class Model:
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine so far, in the order in which they were opened."""
-        return tuple(engine.times(graph, self.selection.name) for graph, engine in self._sessions.opened().items())
+        return tuple(engine.times() for engine in self._sessions.opened())
 
     def close(self) -> None:
         """Waits for what runs; frees everything, and stops a build."""
@@ -126,7 +127,7 @@ class Model:
             self.build.stop()
         self._threads.close()
         self.denoiser.release()
-        _close(self._sessions.opened().values())
+        _close(self._sessions.opened())
         give_back_gpu_memory(self.selection)
 
 
@@ -225,7 +226,7 @@ def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, bu
                     threads.run("denoise", partial(first.steps, graphs, recorded=True))
         except BaseException:
             threads.close()
-            _close(sessions.opened().values())
+            _close(sessions.opened())
             raise
     texts, known = tuple(notices.texts), frozenset(graphs)
     return Model(factory.bundle, selection, plan, known, vae, denoiser, texts, build, sessions, threads)

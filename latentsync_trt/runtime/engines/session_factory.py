@@ -4,7 +4,7 @@ in this run, or in a child process for the next one, while this one uses another
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -43,32 +43,16 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A session and its costs.
-
-    `node_share`: on the chosen provider. `built`: whether this run built the engine; `build_s`: in that or an earlier
-    one. `size_bytes`: of the engine in the cache.
-    """
+    """A session, what it cost until it was open, and the size of its engine in the cache."""
 
     session: Session
-    node_share: float
-    open_s: float
-    built: bool = False
-    build_s: float = 0.0
+    costs: EngineTime
     size_bytes: int = 0
 
-    def times(self, graph: str, provider: str) -> EngineTime:
+    def times(self) -> EngineTime:
+        """The costs, and its runs so far."""
         clock = self.session.clock
-        return EngineTime(
-            graph=graph,
-            provider=provider,
-            node_share=self.node_share,
-            built=self.built,
-            build_s=self.build_s,
-            open_s=self.open_s,
-            runs=clock.runs,
-            first_ms=1000 * clock.first_run_s,
-            mean_ms=clock.mean_ms,
-        )
+        return replace(self.costs, runs=clock.runs, first_ms=1000 * clock.first_run_s, mean_ms=clock.mean_ms)
 
 
 class SessionFactory:
@@ -150,15 +134,18 @@ class SessionFactory:
         Raises `EngineBuildError` if the provider cannot compile it or runs too few of its nodes, `OutOfMemory`, and
         `OutputError` if the cache cannot be written.
         """
-        start_s = time.perf_counter()
-        if not self.compiled:
+        start_s, built, build_s, size_bytes = time.perf_counter(), False, 0.0, 0
+        if self.compiled:
+            load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
+            engine, session = self.cache.load(self.key(graph), partial(self._builder.build, graph), load)
+            built, size_bytes = engine.folder.name in self.cache.built, engine.size_bytes
+            build_s = engine.build_s or 0.0
+            start_s += build_s if engine.built else 0.0
+        else:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
-            return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
-        load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
-        engine, session = self.cache.load(self.key(graph), partial(self._builder.build, graph), load)
-        build_s, built = engine.build_s or 0.0, engine.folder.name in self.cache.built
-        open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
-        return OpenedEngine(session, self._node_share(session), open_s, built, build_s, engine.size_bytes)
+        open_s = time.perf_counter() - start_s
+        costs = EngineTime(graph, self.selection.name, self._node_share(session), built, build_s, open_s)
+        return OpenedEngine(session, costs, size_bytes)
 
     def _open_directly(self, graph: str, *, cuda_graph: bool) -> Session:
         variant = self.variant(graph)
