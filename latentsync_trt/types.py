@@ -244,10 +244,9 @@ class EngineTime:
 class Progress:
     """`done` of `total` output frames (None if unknown) have passed `stage`.
 
-    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
-    square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output.
-    `frames_per_s`: pace of painting; 0 before, and in other stages. `left_s`: seconds until the last frame, where more
-    is known than the pace.
+    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels. Only in
+    stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output. `frames_per_s`: pace of
+    painting; 0 before, and in other stages. `left_s`: seconds until the last frame, where more is known than the pace.
     """
 
     stage: str

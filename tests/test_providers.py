@@ -200,7 +200,7 @@ def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
     assert select.ort.cuda_version.split(".")[0] == str(gpu.CUDA_MAJOR)
 
 
-CURES = {"TENSORRT_DOWNLOAD", "REINSTALL_ORT"}
+CURES = {"TENSORRT_DOWNLOAD", "REINSTALL_ORT", "GET_ORT", "GET_DRIVER"}
 TEMPLATES = {
     name: text
     for name, text in vars(table).items()

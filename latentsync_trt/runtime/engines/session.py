@@ -109,7 +109,7 @@ class Session:
     """
 
     def __init__(self, path: Path, settings: SessionSettings = SessionSettings()) -> None:
-        self.path, self.name = path, settings.name or path.name
+        self.name = settings.name or path.name
         # TensorRT reports why it fails in the log only.
         self._reads_log = settings.providers[0][0] == table.TENSORRT.ort_name
         providers = [(name, dict(own)) for name, own in settings.providers]

@@ -199,7 +199,7 @@ def diagnose_provider(provider: Provider, device: int = 0) -> Obstacle | None:
     obstacle."""
     if provider.ort_name not in ort.get_available_providers():
         text = table.CPU_BUILD.format(version=ort.__version__, provider=provider.ort_name)
-        return Obstacle(text, table.gpu_build_line())
+        return Obstacle(text, table.GET_ORT)
     obstacle = None
     if provider is not CPU:
         obstacle = _driver_obstacle() or _gpu_obstacle(device) or _library_obstacle(provider)
@@ -209,11 +209,11 @@ def diagnose_provider(provider: Provider, device: int = 0) -> Obstacle | None:
 def _driver_obstacle() -> Obstacle | None:
     problem, supported = machine.driver_problem(), machine.driver_cuda()
     if supported is None:
-        return Obstacle(table.NO_DRIVER.format(problem=problem), table.driver_line()) if problem else None
+        return Obstacle(table.NO_DRIVER.format(problem=problem), table.GET_DRIVER) if problem else None
     if supported < (CUDA_MAJOR, 0):
         found = machine.driver_version() or "it"
         text = table.DRIVER_TOO_OLD.format(found=found, supported=_dotted(supported), needed=CUDA_MAJOR)
-        return Obstacle(text, table.driver_line())
+        return Obstacle(text, table.GET_DRIVER)
     if problem is not None:
         cure = "look at the output of nvidia-smi; after an update of the driver, restart the machine"
         return Obstacle(table.DRIVER_FAILS.format(problem=problem), cure)
