@@ -35,7 +35,7 @@ class CopyBuilder:
     """A `TensorRTBuilder`. `built`: the graphs it built, in order; `errors`: what "build" or "open" of the full step
     raises; `free_bytes`: of the GPU, None = unknown."""
 
-    version, level = "1", 3
+    level = 3
     bundle: Bundle | None = None
     built: list[str] = field(default_factory=list)
     errors: dict[str, LatentSyncError] = field(default_factory=dict)

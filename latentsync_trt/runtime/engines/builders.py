@@ -27,12 +27,10 @@ _LEVEL = "trt_builder_optimization_level"
 """Option of the TensorRT provider that our own build of its engines follows, too."""
 
 # Bits of the CUDA provider's `sdpa_kernel`: which attention kernels it may choose from.
-_MEMORY_EFFICIENT = 2
-_CUDNN = 8
+_MEMORY_EFFICIENT, _CUDNN = 2, 8
 
 CUDNN_ATTENTION_FROM = (9, 0)
 """Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel."""
-
 
 Shape = tuple[int, ...]
 InputShapes = tuple[Shape, ...]
@@ -85,7 +83,7 @@ class TensorRTBuilder:
 
     def build(self, name: str, folder: Path) -> int | None:
         """Builds the engine of a graph into `folder`; returns its `Entry.device_memory_bytes`."""
-        entry, graph, version = self.bundle.manifest.graphs[name], self.bundle.graph_path(name), self.version
+        entry, graph, version = self.bundle.manifest.graphs[name], self.bundle.graph_path(name), tensorrt_version()
         fixed: dict[int | str, int] = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
         inputs, outputs = (
             tuple((each.name, each.dtype, tuple(fixed.get(size, size) for size in each.shape)) for each in tensors)
@@ -125,11 +123,6 @@ class TensorRTBuilder:
         )
         _check_context_model(folder / CONTEXT_MODEL)
         return Session(folder / CONTEXT_MODEL, SessionSettings(name=name, providers=providers))
-
-    @property
-    def version(self) -> str:
-        """Of the TensorRT that ONNX Runtime loads."""
-        return tensorrt_version()
 
     @property
     def level(self) -> int:

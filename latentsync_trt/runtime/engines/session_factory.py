@@ -24,7 +24,7 @@ from latentsync_trt.runtime.engines.builders import (
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version
+from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version, tensorrt_version
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.types import EngineTime
@@ -90,16 +90,16 @@ class SessionFactory:
 
     def key(self, graph: str) -> EngineKey:
         """The cache key of a graph's engine."""
-        manifest, builder = self.bundle.manifest, self._builder
+        manifest = self.bundle.manifest
         return EngineKey(
             bundle=manifest.name,
             graph=graph,
             graph_sha256=self.bundle.graph_hash(graph),
             provider=self.selection.name,
-            options={"optimization_level": str(builder.level)},
+            options={"optimization_level": str(self._builder.level)},
             precision=manifest.precision,
             profile={name: astuple(span) for name, span in spans_of(manifest.graphs[graph], self.ranges).items()},
-            versions={"onnxruntime": onnxruntime_version(), "tensorrt": builder.version},
+            versions={"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version()},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
