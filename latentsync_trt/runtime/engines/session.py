@@ -1,12 +1,12 @@
 """One ONNX graph on one provider; sessions on one device share a pool of its memory."""
 
 import functools
-import logging
 import os
 import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,8 +24,6 @@ from latentsync_trt.runtime.compiler import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA
-
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -182,13 +180,12 @@ class Session:
 
     def nodes_by_provider(self) -> dict[str, int]:
         """Nodes by provider; in graphs of variable shapes without those that compute shapes, always on the CPU."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
         for part in self.ort.get_provider_graph_assignment_info():
-            on_cpu = part.ep_name == table.CPU.ort_name
-            counted = [node for node in part.get_nodes() if not (shapes_vary and on_cpu and node.op_type in _SHAPE_OPS)]
-            counts[part.ep_name] = counts.get(part.ep_name, 0) + len(counted)
-        return counts
+            left_out = _SHAPE_OPS if shapes_vary and part.ep_name == table.CPU.ort_name else ()
+            counts[part.ep_name] += sum(node.op_type not in left_out for node in part.get_nodes())
+        return dict(counts)
 
 
 class DeviceBuffers:
@@ -230,10 +227,8 @@ def give_back_gpu_memory(selection: Selection) -> None:
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{selection.device_id}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
-    try:
+    with suppress(Exception):  # ONNX Runtime's errors have no public base; the next run raises its own
         small_session(COPY_GRAPH, selection).ort.run(None, {"latents": nothing, "history": nothing}, run)
-    except Exception as error:  # noqa: BLE001 -- ONNX Runtime's errors have no public base; the next run raises its own
-        _log.debug("no memory was returned to GPU %d: %s", selection.device_id, error)
 
 
 def _share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
