@@ -10,7 +10,7 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,6 @@ from latentsync_trt.errors import EngineBuildError, OutOfMemory
 
 ENGINE, CONTEXT_MODEL = "model.engine", "context.onnx"
 """The engine, and in the same folder, as ONNX Runtime requires, the model through which it is loaded."""
-
-Tensors = tuple[tuple[str, str, tuple[int | str, ...]], ...]
-"""Name, NumPy dtype and shape of each; a str is a variable dimension."""
 
 # Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
 _OUT_OF_MEMORY = re.compile(
@@ -48,7 +45,7 @@ class CompileOrder:
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5; None = the compiler's default.
         folder: absolute, for `ENGINE` and `CONTEXT_MODEL`; None = nothing is written.
-        compute_capability, inputs, outputs: for the context model.
+        compute_capability: for the context model. fixed: sizes of variable dimensions that have a single one there.
     """
 
     compiler: Literal["tensorrt", "tensorrt_rtx"]
@@ -59,8 +56,7 @@ class CompileOrder:
     version: str = ""
     folder: str | None = None
     compute_capability: str = ""
-    inputs: Tensors = ()
-    outputs: Tensors = ()
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +184,18 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
 
     Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
     """
-    import numpy as np
     import onnx
     from onnx import helper
 
-    inputs, outputs = (
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
-            for name, dtype, shape in tensors
-        ]
-        for tensors in (order.inputs, order.outputs)
-    )
+    graph = onnx.load(order.path, load_external_data=False).graph
+    tensors = *graph.input, *graph.output
+    for size in (size for tensor in tensors for size in tensor.type.tensor_type.shape.dim):
+        if size.dim_param in order.fixed:
+            size.dim_value = order.fixed[size.dim_param]
     node = helper.make_node(
         "EPContext",
-        [tensor.name for tensor in inputs],
-        [tensor.name for tensor in outputs],
+        [tensor.name for tensor in graph.input],
+        [tensor.name for tensor in graph.output],
         domain="com.microsoft",
         embed_mode=0,
         ep_cache_context=ENGINE,
@@ -210,8 +203,8 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
         source="TensorrtExecutionProvider",
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph([node], "engine", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    context = helper.make_graph([node], "engine", graph.input, graph.output)
+    onnx.save(helper.make_model(context, opset_imports=opsets, ir_version=10), path)
 
 
 def _reason(parser: Any, messages: list[str]) -> str:

@@ -83,22 +83,16 @@ class TensorRTBuilder:
 
     def build(self, name: str, folder: Path) -> int | None:
         """Builds the engine of a graph into `folder`; returns its `Entry.device_memory_bytes`."""
-        entry, graph, version = self.bundle.manifest.graphs[name], self.bundle.graph_path(name), tensorrt_version()
-        fixed: dict[int | str, int] = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
-        inputs, outputs = (
-            tuple((each.name, each.dtype, tuple(fixed.get(size, size) for size in each.shape)) for each in tensors)
-            for tensors in (entry.inputs, entry.outputs)
-        )
+        graph, version = self.bundle.graph_path(name), tensorrt_version()
         order = CompileOrder(
             "tensorrt",
             str(graph.resolve()),
-            input_shapes(entry, self.ranges),
+            input_shapes(self.bundle.manifest.graphs[name], self.ranges),
             optimization_level=self.level,
             version=version,
             folder=str(folder),
             compute_capability=self.gpu.compute_capability,
-            inputs=inputs,
-            outputs=outputs,
+            fixed={size: span.optimum for size, span in self.ranges.items() if span.fixed},
         )
         answer = run_compiler(order, visible_only(self.gpu))
         if answer.version and not answer.version.startswith(version):
