@@ -37,19 +37,15 @@ class Step:
 
 
 def alphas_cumprod() -> Float64Array:
-    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing.
-
-    The betas are linear in their square root ("scaled linear").
-    """
+    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing. The betas are linear in
+    their square root ("scaled linear")."""
     betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
     return np.cumprod(1.0 - betas, dtype=np.float64)
 
 
 def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first.
-
-    The spacing is "leading" with an offset of 1, or "trailing": from the last training step on.
-    """
+    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first. The spacing is "leading" with an
+    offset of 1, or "trailing": from the last training step on."""
     if trailing:
         spacing = TRAINING_STEPS / steps
         return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
@@ -115,10 +111,8 @@ def plan_for(options: SyncOptions) -> tuple[bool, ...]:
 
 
 def cache_plan(steps: int, interval: int | tuple[int, ...]) -> tuple[bool, ...]:
-    """Which of `steps` steps run the whole network; the others its last layer only.
-
-    `interval`: every `interval`-th step does, from the first one on; or the numbers of those that do, from 0.
-    """
+    """Which of `steps` steps run the whole network; the others its last layer only. `interval`: every `interval`-th
+    step does, from the first one on; or the numbers of those that do, from 0."""
     full = interval if isinstance(interval, tuple) else range(0, steps, interval)
     return tuple(step in full for step in range(steps))
 
@@ -151,19 +145,15 @@ def denoise(
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:
-    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
-
-    Drawn in double precision and rounded, so that the values do not depend on NumPy's float32 sampler.
-    """
+    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`). Drawn in
+    double precision and rounded, so that the values do not depend on NumPy's float32 sampler."""
     generator = np.random.Generator(np.random.PCG64(seed))
     return generator.standard_normal((1, LATENT_CHANNELS, 1, height, width)).astype(np.float32)
 
 
 def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
-    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
-
-    `latent_mask (h, w)`: 1 = kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and of whole images.
-    """
+    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`. `latent_mask (h, w)`: 1 =
+    kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and of whole images."""
     mask = np.broadcast_to(latent_mask, (len(masked), 1, *latent_mask.shape))
     stacked = np.concatenate([mask, masked, reference], axis=1, dtype=np.float32)
     return np.ascontiguousarray(stacked.transpose(1, 0, 2, 3))

@@ -125,9 +125,7 @@ def work_folder(output: Path) -> Iterator[Path]:
 @contextmanager
 def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.
-
-    `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written.
-    """
+    `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written."""
     with temporary_folder(path.parent) as folder:
         part = folder / path.name
         yield part
@@ -136,9 +134,7 @@ def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 def put_in_place(finished: Path, target: Path) -> None:
     """Renames a file to `target`, in place of what is there; else to a free name beside it, which the `OSError` says.
-
-    Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced.
-    """
+    Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced."""
     try:
         finished.replace(target)
     except OSError as error:

@@ -196,9 +196,7 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
 
 def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
     """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not have are ignored.
-
-    Raises `error` for other text: its message begins with `source`, and ends as in "- at `$.graphs[0].file`".
-    """
+    Raises `error` for other text: its message begins with `source`, and ends as in "- at `$.graphs[0].file`"."""
     import msgspec
 
     try:

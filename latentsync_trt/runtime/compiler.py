@@ -77,9 +77,7 @@ class Answer:
 
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
     """Compiles a graph; after a crash of the compiler, the graph counts as not accepted. `environment`: as for `Child`.
-
-    Raises `OutOfMemory` also where the system killed the process, `EngineBuildError` if it could not be started.
-    """
+    Raises `OutOfMemory` also where the system killed the process, `EngineBuildError` if it could not be started."""
     answers: list[Event] = []
     try:
         ended = run_child(_compile, order, answers.append, environment)
@@ -181,9 +179,7 @@ def _built(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
 
 def _write_context_model(order: CompileOrder, path: Path) -> None:
     """Writes the one-node model through which ONNX Runtime's TensorRT provider loads an engine that it did not build.
-
-    Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
-    """
+    Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html"""
     import onnx
     from onnx import helper
 

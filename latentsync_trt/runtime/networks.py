@@ -136,10 +136,8 @@ class GraphDenoiser:
         self._guided = self._reusable = False
 
     def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
-        """Uploads a window, as `types.Denoiser.begin`.
-
-        Raises `InputError` if the sessions do not support its sizes; others as `Session.run`.
-        """
+        """Uploads a window, as `types.Denoiser.begin`. Raises `InputError` if the sessions do not support its sizes;
+        others as `Session.run`."""
         _, frames, height, width = latents.shape
         sizes = {"frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
         self._check_sizes(**sizes)

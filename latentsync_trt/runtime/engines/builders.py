@@ -71,10 +71,8 @@ def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class TensorRTBuilder:
-    """How the engines of a bundle, each of which contains all of its graph, are built and opened.
-
-    `ranges`: sizes that the engines support. `given`: of `--provider-option`.
-    """
+    """How the engines of a bundle, each of which contains all of its graph, are built and opened. `ranges`: sizes that
+    the engines support. `given`: of `--provider-option`."""
 
     bundle: Bundle
     ranges: Mapping[str, DimensionRange]
@@ -151,10 +149,8 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
 
 
 def engine_ranges(ranges: Mapping[str, DimensionRange]) -> dict[str, DimensionRange]:
-    """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
-
-    A run encodes one segment of speech and denoises one window at a time, and pads pictures to the usual number.
-    """
+    """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile. A run
+    encodes one segment of speech and denoises one window at a time, and pads pictures to the usual number."""
     most, reduced = {"windows": 1, "segments": 1}, dict(ranges)
     for name, span in ranges.items():
         if name in most:

@@ -93,10 +93,8 @@ def _log_once(text: str) -> None:
 
 
 class EngineCache:
-    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
-
-    `notice` gets sentences about builds, damaged engines and the like. `built`: digests that this object has built.
-    """
+    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe. `notice` gets
+    sentences about builds, damaged engines and the like. `built`: digests that this object has built."""
 
     def __init__(self, folder: Path, notice: Notice = _log.warning) -> None:
         self.folder, self.notice = folder.absolute(), notice
@@ -117,10 +115,8 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build) -> Entry:
-        """Finds the engine for `key`, or builds it; while another process builds it, this one waits.
-
-        Raises as `build`, which leaves nothing behind then, `EngineBuildError` if it wrote nothing, and `OutputError`.
-        """
+        """Finds the engine for `key`, or builds it; while another process builds it, this one waits. Raises as `build`,
+        which leaves nothing behind then, `EngineBuildError` if it wrote nothing, and `OutputError`."""
         if found := self.find(key):
             return found
         lock = self._lock(key.digest)

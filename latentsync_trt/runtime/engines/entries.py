@@ -139,10 +139,8 @@ def is_foreign(path: Path) -> bool:
 
 
 def distrust(folder: Path) -> str:
-    """Why someone else may have written what is in `folder`; empty if only this user and root can have.
-
-    On Windows only links are found, as folders of a user's profile are closed to others. Raises `OSError`.
-    """
+    """Why someone else may have written what is in `folder`; empty if only this user and root can have. On Windows only
+    links are found, as folders of a user's profile are closed to others. Raises `OSError`."""
     for path in (folder, *folder.rglob("*")):
         state = path.lstat()
         if stat.S_ISLNK(state.st_mode):

@@ -101,10 +101,8 @@ class RunClock:
 
 
 class Session:
-    """A loaded graph; thread-safe. `clock` times its runs.
-
-    Raises `EngineBuildError` if the graph of the `.onnx` file `path` cannot be loaded or compiled, and `OutOfMemory`.
-    """
+    """A loaded graph; thread-safe. `clock` times its runs. Raises `EngineBuildError` if the graph of the `.onnx` file
+    `path` cannot be loaded or compiled, and `OutOfMemory`."""
 
     def __init__(self, path: Path, settings: SessionSettings = SessionSettings()) -> None:
         self.name = settings.name or path.name
@@ -129,10 +127,8 @@ class Session:
         return str(self.ort.get_providers()[0])
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Runs the graph on host arrays; returns all outputs in the graph's order.
-
-        Raises `InferenceError` if an input is wrong or the provider failed, and `OutOfMemory`.
-        """
+        """Runs the graph on host arrays; returns all outputs in the graph's order. Raises `InferenceError` if an input
+        is wrong or the provider failed, and `OutOfMemory`."""
         return tuple(self.explained(lambda: self.clock.timed(lambda: self.ort.run(None, dict(inputs)))))
 
     def run_bound(self, binding: Any, *, recorded: bool = True) -> None:

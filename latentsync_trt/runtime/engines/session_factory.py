@@ -56,10 +56,8 @@ class OpenedEngine:
 
 
 class SessionFactory:
-    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
-
-    Raises `InputError` if bundle or provider do not support `options`.
-    """
+    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them. Raises
+    `InputError` if bundle or provider do not support `options`."""
 
     def __init__(self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache) -> None:
         self.bundle, self.selection, self.options, self.cache = bundle, selection, options, cache
