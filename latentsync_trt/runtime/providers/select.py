@@ -10,7 +10,6 @@ A file that cannot be read or written means that nothing is remembered, so the c
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -56,9 +55,6 @@ _TRIAL_MODEL = (
 ort.set_default_logger_severity(4)
 
 FOLDER, _MOST_KEYS = ".facts", 200
-
-Key = Mapping[str, Any]
-"""Everything on which a result depends, as JSON can hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +113,36 @@ def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tested(selection: Selection, bundle_sha256: str) -> str | None:
-    """The newest `TestResult` of a bundle, by the SHA-256 of its manifest; None without one, and on the CPU."""
-    return None if selection.gpu is None else recall(_test_key(selection, selection.gpu, bundle_sha256))
+    """The newest `TestResult` of a bundle, by the SHA-256 of its manifest, on such a GPU with this version and
+    these libraries; None without one, and on the CPU."""
+    if selection.gpu is None:
+        return None
+    result = _results().get(_test_key(selection, selection.gpu, bundle_sha256))
+    return result if isinstance(result, str) else None
 
 
 def remember_test(selection: Selection, bundle_sha256: str, result: TestResult) -> None:
-    """Keeps what `tested` returns from now on; nothing on the CPU."""
-    if selection.gpu is not None:
-        remember(_test_key(selection, selection.gpu, bundle_sha256), result)
+    """Keeps what `tested` returns from now on, and drops the oldest; nothing on the CPU. Of two processes at once, one
+    may be lost."""
+    if selection.gpu is None:
+        return
+    key, kept = _test_key(selection, selection.gpu, bundle_sha256), _results()
+    kept.pop(key, None)
+    kept[key] = result  # the last
+    with suppress(OSError, InputError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(_file()) as part:
+            part.write_text(json.dumps(dict([*kept.items()][-_MOST_KEYS:])), encoding="utf-8")
 
 
-def _test_key(selection: Selection, gpu: Gpu, bundle_sha256: str) -> Key:
+def _test_key(selection: Selection, gpu: Gpu, bundle_sha256: str) -> str:
+    """A digest of everything on which the result depends."""
     of_cuda = machine.cuda_version, machine.cudnn_version
     own = (machine.tensorrt_version,) if selection.provider is TENSORRT else of_cuda
-    return {
-        "provider": selection.name,
-        "bundle": bundle_sha256,
-        "gpu": [gpu.name, gpu.compute_capability],  # not which of several
-        "versions": [find() for find in (machine.onnxruntime_version, machine.driver_version, *own)],
-    }
+    versions = [find() for find in (machine.onnxruntime_version, machine.driver_version, *own)]
+    device = gpu.name, gpu.compute_capability  # not which of several
+    key = __version__, selection.name, bundle_sha256, device, versions
+    return sha256(json.dumps(key).encode()).hexdigest()
 
 
 def next_provider(selection: Selection, bundle_sha256: str | None = None) -> Selection:
@@ -281,27 +288,6 @@ def _has_nvidia_gpu() -> bool:
             if vendor == "0x10de" and kind.startswith("0x03"):
                 return True
     return False
-
-
-def recall(key: Key) -> str | None:
-    """The newest result for exactly this `key` and this version of the package, None without one."""
-    result = _results().get(_digest(key))
-    return result if isinstance(result, str) else None
-
-
-def remember(key: Key, result: str) -> None:
-    """Keeps a result in place of an earlier one, and drops the oldest. Of two processes at once, one may be lost."""
-    kept = _results()
-    kept.pop(_digest(key), None)
-    kept[_digest(key)] = result  # the last
-    with suppress(OSError, InputError):
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(_file()) as part:
-            part.write_text(json.dumps(dict([*kept.items()][-_MOST_KEYS:])), encoding="utf-8")
-
-
-def _digest(key: Key) -> str:
-    return sha256(json.dumps([__version__, key], sort_keys=True).encode()).hexdigest()
 
 
 def _file() -> Path:
