@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from latentsync_trt.live.options import LiveOptions as LiveOptions
     from latentsync_trt.live.session import LiveSession as LiveSession
     from latentsync_trt.media.demo_clip import demo_clip as demo_clip
+    from latentsync_trt.option_fields import Speaker as Speaker
     from latentsync_trt.sync.api import LipSync as LipSync
     from latentsync_trt.sync.inputs import Helpers as Helpers
     from latentsync_trt.types import Enhancer as Enhancer
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
     from latentsync_trt.types import FaceDetector as FaceDetector
     from latentsync_trt.types import Progress as Progress
     from latentsync_trt.types import SyncReport as SyncReport
-    from latentsync_trt.values import Speaker as Speaker
 
 _MODULES = {
     "LipSync": "sync.api",
     **dict.fromkeys(("SyncOptions", "RuntimeOptions"), "config"),
-    "Speaker": "values",
+    "Speaker": "option_fields",
     "Helpers": "sync.inputs",
     **dict.fromkeys(("SyncReport", "Progress", "Face", "FaceDetector", "Enhancer"), "types"),
     "AudioFeatures": "audio.encoder",

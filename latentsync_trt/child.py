@@ -1,7 +1,6 @@
-"""Runs functions in child processes that exchange Python objects with their parent.
+"""Runs functions in child processes that exchange Python objects with their parent over a connection they inherit.
 
-Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends only the child. The
-child inherits the connection, so that only the two can write to it.
+Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends only the child.
 """
 
 import os
@@ -55,15 +54,10 @@ class Ended:
 
 
 class Child:
-    """A process that calls `work`; ends with this process.
+    """A process that calls `work`; ends with this process, or with its block.
 
-    The end of its block ends it. `send`, `wait` and `end` may come from any thread.
-
-    Args:
-        environment: variables in addition to those of this process.
-
-    Raises:
-        OSError: the process cannot be started.
+    `environment`: variables in addition to those of this process. `send`, `wait` and `end` may come from any thread.
+    Raises `OSError` if the process cannot be started.
     """
 
     def __init__(self, work: Work, environment: Mapping[str, str] | None = None) -> None:
@@ -153,11 +147,8 @@ class Child:
 def run_child(
     work: Work, order: Any, on_event: Callable[[Event], None], environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Gives `order` to a `Child` and calls `on_event` for each event until it ends.
-
-    Raises:
-        OSError: it cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
-    """
+    """Gives `order` to a `Child` and calls `on_event` for each event until it ends. Raises `OSError` if it cannot be
+    started, `KeyboardInterrupt` also if Ctrl-C reached only the child."""
     with Child(work, environment) as child:
         child.send(order)
         for event in child.events():

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt import values
+from latentsync_trt import option_fields as fields
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FACES, FILES, HARDWARE, OUTPUT_FILE, QUALITY, SOUND, TIME, check_limits, option
 
@@ -34,7 +34,7 @@ _time_option = partial(
     option,
     None,
     group=TIME,
-    parse=values.parse_time,
+    parse=fields.parse_time,
     expected="a time, as 62.5 or 1:02.5 or 1:00:02.5",
     show=lambda time_s: str(float(time_s)),
     metavar="TIME",
@@ -84,7 +84,7 @@ class SyncOptions:
         "--min-resolution.  [default: the bundle's]",
         minimum=64,
         maximum=2048,
-        multiple=values.RESOLUTION_STEP_PX,
+        multiple=fields.RESOLUTION_STEP_PX,
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(
@@ -102,9 +102,9 @@ class SyncOptions:
         None,
         "Run the whole network every N-th step and reuse its inner features between; 1 = every step. Or the steps that "
         "run it, numbered from 0, as in 0,1,2,5,9,14.  [default: from --preset]",
-        parse=values.parse_cache_interval,
+        parse=fields.parse_cache_interval,
         expected="a number of steps from 1, or their ascending numbers from 0 to the last, as in 0,1,5",
-        show=values.show_numbers,
+        show=fields.show_numbers,
         metavar="N|STEP,STEP,...",
     )
     face: str = option(
@@ -113,16 +113,16 @@ class SyncOptions:
         "numbered by `latentsync-trt faces`, or at:X,Y in pixels. For speaking and index:N the whole video is searched "
         "first, unless there is --faces.",
         group=FACES,
-        parse=values.checked_face,
+        parse=fields.checked_face,
         expected="largest, left, right, speaking, index:N or at:X,Y",
         metavar="FACE",
     )
-    speaker: tuple[values.Speaker, ...] = option(
+    speaker: tuple[fields.Speaker, ...] = option(
         (),
         "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav. Repeat "
         "it for each. With --audio and --turns: the name of its speaker there, as in 0=ann.",
         group=FACES,
-        parse=values.parse_speakers,
+        parse=fields.parse_speakers,
         expected="the number of a face and a file, as in 0=a.wav",
         metavar="N=FILE",
     )
@@ -243,7 +243,7 @@ class SyncOptions:
         steps, interval = self.sampling.steps, self.sampling.cache_interval
         if isinstance(interval, tuple) and (0 not in interval or not set(interval) <= set(range(steps))):
             raise InputError(
-                f"--cache-interval {values.show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
+                f"--cache-interval {fields.show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
             )
         if self.preview_s is not None and self.resume:
             raise InputError("--preview and --resume exclude each other: a preview begins anew")
@@ -294,9 +294,9 @@ class RuntimeOptions:
     device: int | str | tuple[int, ...] = _engine_option(
         0,
         "GPU, by its number in CUDA; for many clips also several, as in 0,1, or all.",
-        parse=values.parse_device,
-        expected=f"different numbers of GPUs from 0 to {values.MOST_DEVICE}, as in 1 or 0,1, nor all",
-        show=values.show_numbers,
+        parse=fields.parse_device,
+        expected=f"different numbers of GPUs from 0 to {fields.MOST_DEVICE}, as in 1 or 0,1, nor all",
+        show=fields.show_numbers,
         metavar="N,N,...|all",
     )
     provider_option: tuple[str, ...] = _engine_option(
@@ -304,7 +304,7 @@ class RuntimeOptions:
         "Option that ONNX Runtime passes to its execution provider, under the provider's own name, as in "
         "gpu_mem_limit=8000000000 or trt_builder_optimization_level=5. "
         "Repeat it for each.",
-        parse=values.parse_provider_options,
+        parse=fields.parse_provider_options,
         expected="KEY=VALUE",
         metavar="KEY=VALUE",
         rare=True,
@@ -354,7 +354,7 @@ class RuntimeOptions:
         """`device` for what uses one GPU; raises `InputError` if it names several."""
         if not isinstance(self.device, int):
             raise InputError(
-                f"--device {values.show_numbers(self.device)}: one clip runs on one GPU; give its number, or use "
+                f"--device {fields.show_numbers(self.device)}: one clip runs on one GPU; give its number, or use "
                 "`latentsync-trt batch` for many clips on many GPUs"
             )
         return self.device

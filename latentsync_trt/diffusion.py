@@ -5,7 +5,6 @@ The plan says which steps run the whole network, and which reuse its inner featu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from math import log
 
@@ -37,29 +36,16 @@ class Step:
     coefficients: Float32Array
 
 
-@lru_cache(maxsize=1)
 def alphas_cumprod() -> Float64Array:
-    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing, read-only.
-
-    The betas are linear in their square root ("scaled linear").
-    """
+    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing. The betas are linear in
+    their square root ("scaled linear")."""
     betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
-    signal = np.cumprod(1.0 - betas, dtype=np.float64)
-    signal.flags.writeable = False
-    return signal
-
-
-@lru_cache(maxsize=8)
-def solver_schedule(solver: Solver, steps: int) -> tuple[Step, ...]:
-    """The updates of `solver`."""
-    return _SOLVERS[solver](steps)
+    return np.cumprod(1.0 - betas, dtype=np.float64)
 
 
 def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first.
-
-    The spacing is "leading" with an offset of 1, or "trailing": from the last training step on.
-    """
+    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first. The spacing is "leading" with an
+    offset of 1, or "trailing": from the last training step on."""
     if trailing:
         spacing = TRAINING_STEPS / steps
         return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
@@ -115,7 +101,8 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     return tuple(updates)
 
 
-_SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+"""The updates of each solver, by the number of steps."""
 
 
 def plan_for(options: SyncOptions) -> tuple[bool, ...]:
@@ -124,10 +111,8 @@ def plan_for(options: SyncOptions) -> tuple[bool, ...]:
 
 
 def cache_plan(steps: int, interval: int | tuple[int, ...]) -> tuple[bool, ...]:
-    """Which of `steps` steps run the whole network; the others its last layer only.
-
-    `interval`: every `interval`-th step does, from the first one on; or the numbers of those that do, from 0.
-    """
+    """Which of `steps` steps run the whole network; the others its last layer only. `interval`: every `interval`-th
+    step does, from the first one on; or the numbers of those that do, from 0."""
     full = interval if isinstance(interval, tuple) else range(0, steps, interval)
     return tuple(step in full for step in range(steps))
 
@@ -142,17 +127,10 @@ def denoise(
     plan: Sequence[bool],
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
-    """Turns noise into the latents of a window, float32 `(4, F, h, w)`.
+    """Turns `noise (1, 4, 1, h, w)`, repeated over frames, into the latents of a window, `(4, F, h, w)`.
 
-    Args:
-        noise: float32 `(1, 4, 1, h, w)`, repeated over frames.
-        conditioning: float32 `(9, F, h, w)`. audio: float32 `(F, S, D)`.
-        guidance: classifier-free guidance scale.
-        schedule: the steps. plan: which of them run the whole network.
-        on_step: called after each step with the number of steps done and their total.
-
-    Raises:
-        InputError: shapes disagree.
+    `conditioning (9, F, h, w)`, `audio (F, S, D)`: float32. `plan`: which steps of `schedule` run the whole network.
+    `on_step`: called after each with the number of steps done and their total. Raises `InputError` if shapes disagree.
     """
     _, frames, height, width = conditioning.shape
     if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or len(audio) != frames:
@@ -167,22 +145,15 @@ def denoise(
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:
-    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
-
-    Drawn in double precision and rounded, so that the values do not depend on NumPy's float32 sampler.
-    """
+    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`). Drawn in
+    double precision and rounded, so that the values do not depend on NumPy's float32 sampler."""
     generator = np.random.Generator(np.random.PCG64(seed))
     return generator.standard_normal((1, LATENT_CHANNELS, 1, height, width)).astype(np.float32)
 
 
 def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
-    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
-
-    Args:
-        latent_mask: float32 `(h, w)`, 1 = kept.
-        masked: float32 `(F, 4, h, w)`, scaled latents of the masked images.
-        reference: float32 `(F, 4, h, w)`, scaled latents of the whole images.
-    """
+    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`. `latent_mask (h, w)`: 1 =
+    kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and of whole images."""
     mask = np.broadcast_to(latent_mask, (len(masked), 1, *latent_mask.shape))
     stacked = np.concatenate([mask, masked, reference], axis=1, dtype=np.float32)
     return np.ascontiguousarray(stacked.transpose(1, 0, 2, 3))

@@ -1,4 +1,4 @@
-"""The exception tree. Every error this package raises on purpose is a `LatentSyncError`.
+"""What users are told: errors, of one tree, and notices. Every error raised on purpose is a `LatentSyncError`.
 
     LatentSyncError
     ├── InputError (ValueError)             the caller's file, array or option cannot be used
@@ -21,6 +21,7 @@ are translated once, where the library is called, and kept as `__cause__`.
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -128,3 +129,19 @@ class Busy(LatentSyncError, RuntimeError):
 
 class MissingDependency(LatentSyncError, ImportError):
     """An optional extra is not installed; the message contains the command that installs it."""
+
+
+class Notices:
+    """Keeps sentences in `texts`, each once, and passes it to `on_notice`. Thread-safe."""
+
+    def __init__(self, on_notice: Callable[[str], None] | None = None) -> None:
+        self._on_notice, self._lock = on_notice, threading.Lock()
+        self.texts: list[str] = []
+
+    def add(self, text: str) -> None:
+        with self._lock:
+            if text in self.texts:
+                return
+            self.texts.append(text)
+        if self._on_notice is not None:
+            self._on_notice(text)

@@ -46,13 +46,8 @@ _made: set[Path] = set()
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Makes an empty folder in `parent`, by default the system's; removes it when the block ends.
-
-    Before that, removes leftovers of killed processes in `parent`.
-
-    Raises:
-        OSError: the folder cannot be made.
-    """
+    """Makes an empty folder in `parent`, by default the system's, where it removes those of killed processes; removes
+    it when the block ends. Raises `OSError` if it cannot be made."""
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
     remove_leftovers(parent)
     folder = parent / f"{PREFIX}{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -100,8 +95,7 @@ def work_folder(output: Path) -> Iterator[Path]:
     """Makes the folder `work_folder_of(output)`, which may exist; removes it when the block ends, unless it has a file
     `KEPT_NAME`. An error in the block then gets the note `GO_ON`.
 
-    Raises:
-        OSError: the folder cannot be made, or another process uses it.
+    Raises `OSError` if the folder cannot be made, or another process uses it.
     """
     folder = work_folder_of(output)
     remove_leftovers(folder.parent)
@@ -131,9 +125,7 @@ def work_folder(output: Path) -> Iterator[Path]:
 @contextmanager
 def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.
-
-    `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written.
-    """
+    `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written."""
     with temporary_folder(path.parent) as folder:
         part = folder / path.name
         yield part
@@ -142,9 +134,7 @@ def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 def put_in_place(finished: Path, target: Path) -> None:
     """Renames a file to `target`, in place of what is there; else to a free name beside it, which the `OSError` says.
-
-    Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced.
-    """
+    Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced."""
     try:
         finished.replace(target)
     except OSError as error:
@@ -165,10 +155,7 @@ def _kept_beside(finished: Path, target: Path, error: OSError) -> OSError:
 @contextmanager
 def published_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder that becomes `target`, in place of what is there, when the block ends without an error.
-
-    Raises:
-        OutputError: a file cannot be written, in the block or at its end.
-    """
+    Raises `OutputError` where a file cannot be written, in the block or at its end."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(target.parent) as temporary:

@@ -1,16 +1,22 @@
-"""Dataclass fields that are also command-line options: what they declare, how values are checked and read from text."""
+"""Dataclass fields that are also command-line options: what they declare, how values are checked and read from text.
 
+A parser takes text, or what Python code gives, and raises ValueError; the option says what is `expected`. JSON becomes
+dataclasses by `from_json`: types, limits (`Annotated[int, msgspec.Meta(ge=1)]`) and required fields are checked.
+"""
+
+import math
 import os
+import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from latentsync_trt.errors import SHORTER, InputError, did_you_mean
-from latentsync_trt.validation import from_values
 
 T = TypeVar("T")
 
@@ -24,6 +30,18 @@ FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
 
 _LIMITS = ("minimum", "maximum", "multiple")
 _FLAGS = {field: name for name, field in SHORTER.items()}
+
+ALL_DEVICES = "all"
+"""`--device` for every GPU."""
+
+RESOLUTION_STEP_PX = 64
+"""Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
+
+_TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
+MOST_DEVICE = 63
+
+# At the first use of a type, msgspec 0.22 collects what it knows of it; another thread that uses the type then crashes.
+_one_thread = threading.RLock()  # again where a dataclass checks its own fields by `from_values`
 
 
 def option(default: Any, help_text: str, *, group: str | None = None, **how: Any) -> Any:
@@ -45,11 +63,8 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def check_limits(options: Any) -> None:
-    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`.
-
-    Raises:
-        InputError: a field has a wrong type or is outside its limits.
-    """
+    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`; raises `InputError`
+    if one has a wrong type or is outside its limits."""
     for spec in fields(options):
         value = getattr(options, spec.name)
         if value is not spec.default:
@@ -148,11 +163,8 @@ def _plain(value: Any) -> Any:
 def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = ()) -> T:
     """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON values.
 
-    Names may be written as flags; None and empty texts mean the default. An option that may be
-    given several times takes a list, or one text with ";" between its values. `others`: names known to the caller only.
-
-    Raises:
-        InputError: there is no such option, or its value cannot be used.
+    Names may be written as flags; None and empty texts mean the default. An option that may be given several times
+    takes a list, or one text with ";" between its values. `others`: names that the caller knows. Raises `InputError`.
     """
     specs = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
     found: dict[str, Any] = {}
@@ -180,3 +192,124 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
     if isinstance(spec.default, bool):
         text = {"yes": "true", "no": "false"}.get(text.casefold(), text.casefold())
     return _checked(cls, spec, text, text=True)
+
+
+def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
+    """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not have are ignored.
+    Raises `error` for other text: its message begins with `source`, and ends as in "- at `$.graphs[0].file`"."""
+    import msgspec
+
+    try:
+        with _one_thread:
+            return msgspec.json.decode(data, type=cls)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
+        raise error(f"{source}: {problem}") from problem
+
+
+def from_values(
+    cls: type[T], values: Any, source: object, error: Callable[[str], Exception] = ValueError, *, strict: bool = True
+) -> T:
+    """As `from_json`, from parsed JSON, or other dicts, lists and plain values; unless `strict`, also "1" as 1."""
+    import msgspec
+
+    try:
+        with _one_thread:
+            return msgspec.convert(values, cls, strict=strict)
+    except (msgspec.ValidationError, RecursionError) as problem:
+        raise error(f"{source}: {problem}") from problem
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The number of a face, and its recording or, with RTTM turns, the name of its speaker there."""
+
+    face: int
+    voice: str
+
+    def __str__(self) -> str:
+        return f"{self.face}={self.voice}"
+
+
+@dataclass(frozen=True, slots=True)
+class FaceChoice:
+    """Which face is synced. `kind`: "largest", "left", "right", "speaking", "index" (uses `number`), "at" (uses `x_px`,
+    `y_px`)."""
+
+    kind: str
+    number: int = 0
+    x_px: float = 0.0
+    y_px: float = 0.0
+
+
+def parse_face(text: str) -> FaceChoice:
+    """ "left" or "index:2" or "at:640,360" as a choice."""
+    kind, _, rest = str(text).partition(":")
+    if kind in ("largest", "left", "right", "speaking") and not rest:
+        return FaceChoice(kind)
+    if kind == "index" and rest.isdecimal():
+        return FaceChoice(kind, number=int(rest))
+    x_px, y_px = map(float, rest.split(","))
+    if kind != "at" or not (0 <= x_px < math.inf and 0 <= y_px < math.inf):
+        raise ValueError(text)
+    return FaceChoice(kind, x_px=x_px, y_px=y_px)
+
+
+def checked_face(text: str) -> str:
+    parse_face(text)
+    return text
+
+
+def parse_speakers(value: Any) -> tuple[Speaker, ...]:
+    """One or several of `Speaker`, or "0=a.wav" as face 0 and "a.wav"."""
+    if isinstance(value, list | tuple):
+        return tuple(speaker for each in value for speaker in parse_speakers(each))
+    face, _, voice = str(value).partition("=")
+    if not (isinstance(value, str | Speaker) and face.isdecimal() and voice):
+        raise ValueError(value)
+    return (Speaker(int(face), voice),)
+
+
+def parse_time(value: Any) -> Fraction:
+    """ "62.5", "1:02.5" or "0:01:02.5", or any number of seconds from 0 on."""
+    parts = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if parts is not None and not (parts[2] and float(parts[3]) >= 60):
+        hours, minutes, seconds = parts.groups()
+        return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
+    # The shortest text of a float is what its author meant: 0.1 is a tenth. Text has the form of a fraction: "1/3".
+    exact = Fraction(repr(float(value)) if isinstance(value, Real) and not isinstance(value, Rational) else value)
+    if isinstance(value, bool) or exact < 0 or (isinstance(value, str) and "/" not in value):
+        raise ValueError(value)
+    return exact
+
+
+def parse_device(value: Any) -> int | str | tuple[int, ...]:
+    """1 or "1" → 1, "0,1" → (0, 1), "all" → "all"."""
+    text = show_numbers(value)
+    if text.strip() == ALL_DEVICES:
+        return ALL_DEVICES
+    numbers = tuple(int(part) for part in text.split(","))
+    if isinstance(value, bool) or len(set(numbers) & set(range(MOST_DEVICE + 1))) < len(numbers):
+        raise ValueError(value)
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def show_numbers(value: Any) -> str:
+    """The text that `parse_device` and `parse_cache_interval` read: one value, or several with commas."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
+    """ "3" or 3 → 3, "0,1,5" → (0, 1, 5)."""
+    numbers = tuple(int(part) for part in show_numbers(value).split(","))
+    several = isinstance(value, list | tuple) or len(numbers) > 1
+    if numbers != tuple(sorted(set(numbers))) or numbers[0] < (0 if several else 1):
+        raise ValueError(value)
+    return numbers if several else numbers[0]
+
+
+def parse_provider_options(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(option for each in value for option in parse_provider_options(each))
+    if not all(value.partition("=")[::2]):
+        raise ValueError(value)
+    return (value,)

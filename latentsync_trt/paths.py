@@ -17,16 +17,16 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u20
 """Control characters, and those of Unicode that turn the direction of text, end its line, or are not seen."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
+CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
+"""Names the folder of engines and of what is remembered."""
+
 _MOST_NAMES_COMPARED = 2000
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
-    """`name` as a path on this machine, which need not exist; `what`, such as "--video", begins messages.
-
-    Raises:
-        InputError: it is empty, a URL, or "-" for standard input.
-    """
+    """`name` as a path on this machine, which need not exist; raises `InputError`, beginning with `what`, if it is
+    empty, a URL, or "-" for standard input."""
     text, prefix = os.fspath(name), f"{what} ".lstrip()
     if not text.strip() or "\0" in text:
         raise InputError(f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder")
@@ -41,11 +41,8 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
 
 
 def read_text(path: Path, cure: str = "save it as UTF-8") -> str:
-    """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as Windows' tools write.
-
-    Raises:
-        InputError: it cannot be read, or is no such text; the message ends in `cure`.
-    """
+    """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as Windows' tools write;
+    raises `InputError`, ending in `cure`, for others."""
     try:
         content = path.read_bytes()
         return content.decode("utf-16" if content[:2] in _UTF16 else "utf-8-sig")
@@ -80,7 +77,6 @@ class PrintableLines(logging.Formatter):
     """The form of log lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as usual, `printable`."""
         return printable(super().format(record))
 
 

@@ -1,10 +1,10 @@
-"""Frozen dataclasses passed between the stages.
+"""Frozen dataclasses passed between the stages, and spans of time.
 
 Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y)
 order and the center of the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -241,19 +241,18 @@ class EngineTime:
     built: bool
     build_s: float
     open_s: float
-    runs: int
-    first_ms: float
-    mean_ms: float
+    runs: int = 0
+    first_ms: float = 0.0
+    mean_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`done` of `total` output frames (None if unknown) have passed `stage`.
 
-    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
-    square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output.
-    `frames_per_s`: pace of painting; 0 before, and in other stages. `left_s`: seconds until the last frame, where more
-    is known than the pace.
+    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels. Only in
+    stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output. `frames_per_s`: pace of
+    painting; 0 before, and in other stages. `left_s`: seconds until the last frame, where more is known than the pace.
     """
 
     stage: str
@@ -321,3 +320,15 @@ class SyncReport:
     @property
     def painting_s(self) -> float:
         return self.wall_s - self.startup_s - self.finish_s
+
+
+def within(times_s: Float64Array, spans_s: Sequence[tuple[float, float]]) -> BoolArray:
+    """Whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
+    edges = np.array(spans_s, np.float64).reshape(-1)
+    return np.asarray(np.searchsorted(edges, times_s, side="right") % 2 == 1, np.bool_)
+
+
+def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
+    """First and past-the-last index of each run of True in `values (n,)`."""
+    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -29,10 +29,7 @@ _SHORTEST_NAME = 3
 
 def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
     """The line to print about `error`, and whether the call was wrong; writes a log file if it was not foreseen.
-
-    Args:
-        arguments: the command line, without the program's name.
-    """
+    `arguments`: the command line, without the program's name."""
     if isinstance(error, LatentSyncError):
         return " ".join(" ".join(map(str, error.args)).split()), error.usage
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -67,10 +64,7 @@ def _write_log(error: Exception, arguments: Sequence[str]) -> str:
 
 def redacted(text: str, folders: Iterable[Path] = ()) -> str:
     """The text as one line, with paths shortened to their last part and without the names of user and machine.
-
-    Args:
-        folders: given by the user, perhaps with spaces in their path.
-    """
+    `folders`: given by the user, perhaps with spaces in their path."""
     line = " ".join(text.replace("\\\\", "\\").split())
     return _without_names(without_paths(_without_folders(line, folders)))
 

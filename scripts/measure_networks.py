@@ -42,11 +42,11 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import Clip, choose_clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.option_fields import QUALITY
+from latentsync_trt.option_fields import QUALITY, RESOLUTION_STEP_PX
 from latentsync_trt.runtime.compiler import last_line
+from latentsync_trt.runtime.engines.builders import dimension_ranges
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import SEED, BoundRun, random_inputs
-from latentsync_trt.runtime.engines.profiles import dimension_ranges
 from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import Model, open_model
@@ -54,7 +54,6 @@ from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
-from latentsync_trt.values import RESOLUTION_STEP_PX
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +118,7 @@ def _ranges(setting: Setting) -> dict[str, DimensionRange]:
 def _graphs(setting: Setting) -> Iterator[Row]:
     selection, notices = setting.selection, list[str]()
     cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
-    factory = SessionFactory(setting.bundle, selection, setting.runtime, cache, notices.append)
+    factory = SessionFactory(setting.bundle, selection, setting.runtime, cache)
     for graph in setting.bundle.manifest.graphs:
         setting.say(f"{selection.name}: {graph}")
         with setting.memory() as memory:
@@ -128,7 +127,7 @@ def _graphs(setting: Setting) -> Iterator[Row]:
                 times_ms, _ = setting.timed(BoundRun(session, _ranges(setting), selection))
         # The memory of one graph must not be counted for the next.
         give_back_gpu_memory(selection)
-        start_up_s = {"build": opened.build_s, "open": opened.open_s}
+        start_up_s = {"build": opened.costs.build_s, "open": opened.costs.open_s}
         yield setting.row("graph", graph, times_ms, notices, memory=memory, start_up_s=start_up_s)
         notices.clear()
 

@@ -58,7 +58,7 @@ def main() -> None:
         row: dict[str, Any] = {"graph": graph}
         for cuda_graph in (False, True) if graph == FULL_STEP else (False,):
             options = RuntimeOptions(cuda_graph=cuda_graph)
-            factory = SessionFactory(bundle, selection, options, EngineCache(cache_folder()), print)
+            factory = SessionFactory(bundle, selection, options, EngineCache(cache_folder(), print))
             session = factory.open(graph, cuda_graph=cuda_graph).session
             run = BoundRun(session, bundle.manifest.ranges, selection)
             for _ in range(WARM_UP_RUNS):

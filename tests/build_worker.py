@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from latentsync_trt.child import Emit
-from latentsync_trt.runtime import background_build
+from latentsync_trt.runtime.engines import session_factory
 from tests.cache_worker import until
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S
 
 HANG, WAIT, GO = "hang", "wait", "go"
 
-usual_build, usual_work = CopyBuilder.build, background_build.build
+usual_build, usual_work = CopyBuilder.build, session_factory.build
 
 
-def build(self: CopyBuilder, graph: Path, folder: Path) -> None:
+def build(self: CopyBuilder, graph: str, folder: Path) -> None:
     beside = folder.parents[2]
     if (beside / HANG).exists():
         (folder / "engine.onnx").write_bytes(b"half")
@@ -32,7 +32,7 @@ def build(self: CopyBuilder, graph: Path, folder: Path) -> None:
 
 
 def work(orders: Iterator[Any], emit: Emit) -> None:
-    """In the place of `background_build.build`."""
+    """In the place of `session_factory.build`."""
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
         patch.setattr(CopyBuilder, "build", build)

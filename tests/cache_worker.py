@@ -104,7 +104,8 @@ def main(cache: Path, signals: Path, mode: str) -> None:
 
     def on_notice(text: str) -> None:
         notices.append(text)
-        (signals / f"waits-{os.getpid()}").touch()
+        if "waiting" in text:
+            (signals / f"waits-{os.getpid()}").touch()
 
     def build(folder: Path) -> None:
         (folder / "engine.bin").write_bytes(b"half of it")

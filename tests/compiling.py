@@ -2,24 +2,32 @@
 
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle.manifest import FULL_STEP
+from latentsync_trt.bundle.manifest import FULL_STEP, Bundle
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.engines import session_factory
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers import gpu, select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.providers.table import CUDA, Obstacle, Provider
+from latentsync_trt.runtime.providers.table import CUDA, TENSORRT, Obstacle, Provider
 
 RTX = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
 COMPILING = Selection("tensorrt", gpu=RTX)
+
+
+class CopySession(Session):
+    """Runs on the CPU, and says that it is an engine's."""
+
+    provider = TENSORRT.ort_name
+
+    def nodes_by_provider(self) -> dict[str, int]:
+        return {self.provider: 1}
 
 
 @dataclass
@@ -27,25 +35,25 @@ class CopyBuilder:
     """A `TensorRTBuilder`. `built`: the graphs it built, in order; `errors`: what "build" or "open" of the full step
     raises; `free_bytes`: of the GPU, None = unknown."""
 
-    version, level = "1", 3
+    level = 3
+    bundle: Bundle | None = None
     built: list[str] = field(default_factory=list)
     errors: dict[str, LatentSyncError] = field(default_factory=dict)
     free_bytes: int | None = None
 
-    def build(self, graph: Path, folder: Path) -> None:
+    def build(self, graph: str, folder: Path) -> None:
         self._fail("build", graph)
-        self.built.append(graph.stem)
-        shutil.copy(graph, folder / "engine.onnx")
+        self.built.append(graph)
+        shutil.copy(self.bundle.graph_path(graph), folder / "engine.onnx")
         time.sleep(0.01)  # so that its time shows
 
-    def open(self, graph: Path, folder: Path, **_: bool) -> Session:
+    def open(self, graph: str, folder: Path, **_: bool) -> Session:
         self._fail("open", graph)
-        return Session(
-            folder / "engine.onnx", SessionSettings(name=graph.stem, providers=CPU, weights_folder=graph.parent)
-        )
+        settings = SessionSettings(name=graph, providers=CPU, weights_folder=self.bundle.folder)
+        return CopySession(folder / "engine.onnx", settings)
 
-    def _fail(self, method: str, graph: Path) -> None:
-        if graph.stem == FULL_STEP and method in self.errors:
+    def _fail(self, method: str, graph: str) -> None:
+        if graph == FULL_STEP and method in self.errors:
             raise self.errors[method]
 
 
@@ -56,9 +64,7 @@ def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
     def diagnose(provider: Provider, device: int) -> Obstacle | None:
         return obstacle if provider is CUDA else None
 
-    patch.setattr(SessionFactory, "_builder", lambda self, graph: builder)
-    patch.setattr(SessionFactory, "_node_share", lambda self, session: 1.0)
-    patch.setattr(session_factory, "_wants_cuda_graph", lambda factory: False)
+    patch.setattr(session_factory, "TensorRTBuilder", lambda bundle, *_: replace(builder, bundle=bundle))
     patch.setattr(Selection, "device", "cpu")
     patch.setattr(gpu, "gpus", lambda: (RTX,))
     patch.setattr(select, "diagnose_provider", diagnose)

@@ -15,9 +15,9 @@ from hypothesis import settings
 from latentsync_trt import LipSync
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media import parts
-from latentsync_trt.remembered import FOLDER
 from latentsync_trt.runtime.providers import gpu, select
 from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import FOLDER
 from latentsync_trt.runtime.providers.table import CPU, Obstacle, Provider
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip

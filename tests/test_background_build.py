@@ -12,7 +12,7 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.cli import sync as cli_sync
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime import background_build
+from latentsync_trt.runtime.engines import session_factory
 from latentsync_trt.runtime.engines.cache import EngineCache
 from tests.build_worker import GO, HANG, WAIT, work
 from tests.cache_worker import until
@@ -37,7 +37,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def cold(tmp_path: Path, builder: CopyBuilder, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, on a machine with a provider that compiles, and after it the CPU provider."""
-    monkeypatch.setattr(background_build, "build", work)
+    monkeypatch.setattr(session_factory, "build", work)
     return tmp_path / "cold für Ženy"
 
 

@@ -30,7 +30,7 @@ def engines(bundle: Bundle, notices: list[str] | None = None, **options: Any) ->
     say = ([] if notices is None else notices).append
     selection = Selection("tensorrt", gpu=replace(ADA, index=options.get("device", 0)))
     cache = EngineCache(bundle.folder.with_name("cache"), say)
-    return SessionFactory(bundle, selection, RuntimeOptions(**options), cache, say)
+    return SessionFactory(bundle, selection, RuntimeOptions(**options), cache)
 
 
 @pytest.mark.parametrize("name", ["../model.engine", "/tmp/model.engine", "C:\\model.engine", "other.engine", ""])

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.paths import CACHE_VARIABLE
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import RECORD_NAME
 from tests.cache_worker import KEY, never, write_engine
 
@@ -79,8 +80,9 @@ def test_an_entry_that_others_may_have_written_is_not_opened(tmp_path: Path, att
     entry, content = cache.load(KEY, lambda folder: write_engine(folder, b"newer"), content_of)
     assert (entry.built, content["engine.bin"]) == (True, b"newer")
     assert not any(path.is_symlink() for path in (entry.folder, *entry.folder.rglob("*")))
-    (notice,) = notices
+    notice, built = notices
     assert words in notice
+    assert "built in" in built
     assert notice.endswith("; building it again")
     assert content_of(tmp_path / "outside") == outside  # where links lead, nothing is deleted
 

@@ -11,9 +11,9 @@ import pytest
 from latentsync_trt.face.choice import Chooser
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
+from latentsync_trt.option_fields import FaceChoice, parse_face
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.types import Face, Interval, UInt8Array
-from latentsync_trt.values import FaceChoice, parse_face
 from tests.clips import frame_at, untouched_in
 from tests.people import filmed, together
 

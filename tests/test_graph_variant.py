@@ -39,7 +39,7 @@ class Provider:
         name = settings.providers[0][0]
         return types.SimpleNamespace(
             name=settings.name,
-            ort=types.SimpleNamespace(get_providers=lambda: [name]),
+            provider=name,
             nodes_by_provider=lambda: {name: 10 - self.on_cpu, "CPUExecutionProvider": self.on_cpu},
             close=lambda: None,
         )
@@ -74,7 +74,7 @@ def both(tmp_path: Path) -> Bundle:
 def make(tmp_path: Path, both: Bundle) -> Make:
     def made(name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any) -> SessionFactory:
         selection = Selection(name, gpu=None if name == "cpu" else gpu)
-        return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), print)
+        return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"))
 
     return made
 
@@ -103,7 +103,12 @@ def test_the_variant_for_cuda_is_opened_with_its_options(
     opened = factory.open("denoise_step")
     assert provider.asked[-1][0] == both.folder / "denoise_step.cuda.onnx"
     assert (provider.options()["fuse_conv_bias"], provider.options().get("sdpa_kernel")) == ("1", kernels)
-    assert (opened.built, opened.build_s, opened.size_bytes, opened.node_share) == (False, 0.0, 0, 1.0)
+    assert (opened.costs.built, opened.costs.build_s, opened.size_bytes, opened.costs.node_share) == (
+        False,
+        0.0,
+        0,
+        1.0,
+    )
     factory.open("denoise_step_cached")
     assert provider.asked[-1][0] == both.folder / "denoise_step_cached.onnx"
     assert "fuse_conv_bias" not in provider.options()

@@ -19,12 +19,11 @@ from latentsync_trt.bundle.manifest import Bundle, DimensionRange
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import command_line
+from latentsync_trt.option_fields import Speaker, command_line
+from latentsync_trt.runtime.engines.builders import engine_ranges
 from latentsync_trt.runtime.engines.cache import EngineCache
-from latentsync_trt.runtime.engines.profiles import engine_ranges
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.values import Speaker
 from tests.small import small_bundle
 
 
@@ -154,7 +153,7 @@ def test_invalid_values_are_refused(cls: type[Any], given: dict[str, object], me
 def test_what_a_bundle_or_provider_lacks(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     bundle, cache = Bundle.load(small_bundle(), verify=False), EngineCache(tmp_path / "cache")
     with pytest.raises(InputError, match=words):
-        SessionFactory(bundle, Selection("cpu"), RuntimeOptions(**options), cache, lambda _: None)
+        SessionFactory(bundle, Selection("cpu"), RuntimeOptions(**options), cache)
 
 
 def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:

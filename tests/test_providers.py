@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.runtime.providers import diagnose as diagnosis
-from latentsync_trt.runtime.providers import gpu, libraries, select, table
+from latentsync_trt.runtime.providers import gpu, select, table
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import (
     Selection,
@@ -21,14 +20,14 @@ from latentsync_trt.runtime.providers.select import (
     remember_test,
     select_provider,
 )
-from latentsync_trt.runtime.providers.table import PROVIDERS
+from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, TENSORRT
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 AMPERE_A100 = Gpu(1, "NVIDIA A100-SXM4-80GB", "8.0", 80 * 1024**3, "0000:41:00.0")
 PASCAL = Gpu(0, "NVIDIA GeForce GTX 1080", "6.1", 8 * 1024**3, "0000:02:00.0")
 
 NOT_FOUND = "{0}: cannot open shared object file: No such file or directory"
-
+(*_, CUDNN), (*_, NVINFER, _) = map(gpu.needed_libraries, (CUDA, TENSORRT))
 
 NAMES = tuple(provider.ort_name for provider in PROVIDERS.values())
 
@@ -66,15 +65,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
         (gpu, "driver_problem", lambda: made.problem),
         (gpu, "driver_cuda", lambda: made.cuda),
         (gpu, "driver_version", lambda: made.driver_version),
-        (libraries, "tensorrt_version", lambda: made.tensorrt),
-        (select, "tensorrt_version", lambda: made.tensorrt),
+        (gpu, "tensorrt_version", lambda: made.tensorrt),
         (select, "PCI_DEVICES", tmp_path),
-        (libraries, "preload", lambda: None),
-        (libraries, "_WINDOWS", False),
-        (libraries, "package_folder", lambda name: None if name == made.absent else Path("installed")),
-        (libraries, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None),
-        (diagnosis.ort, "get_available_providers", lambda: list(made.built)),
-        (diagnosis.ort, "InferenceSession", lambda *_, **__: made.session()),
+        (gpu, "preload", lambda: None),
+        (gpu, "package_folder", lambda name: None if name == made.absent else Path("installed")),
+        (gpu, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None),
+        (select.ort, "get_available_providers", lambda: list(made.built)),
+        (select.ort, "InferenceSession", lambda *_, **__: made.session()),
     ):
         monkeypatch.setattr(module, name, value)
     return made
@@ -144,15 +141,15 @@ def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machin
 
 
 OLD_DRIVER = {"cuda": (12, 4), "driver_version": "550.54.14"}
-NO_MODULE = {"absent": libraries.TENSORRT_MODULE}
+NO_MODULE = {"absent": gpu.TENSORRT_MODULE}
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("cuda", OLD_DRIVER, "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580"),
     ("cuda", {"gpus": ()}, 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")'),
     ("cuda", {"gpus": (PASCAL,)}, "GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it"),
     ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
-    ("tensorrt", {"missing": ("libnvinfer.so.10",)}, 'directory); pip install "latentsync-trt[tensorrt]"'),
+    ("tensorrt", {"missing": (NVINFER,)}, 'directory); pip install "latentsync-trt[tensorrt]"'),
     # The provider itself loads without cuDNN.
-    ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries do not load (libcudnn.so.9: "),
+    ("cuda", {"missing": (CUDNN,)}, f"libraries do not load ({CUDNN}: "),
     ("tensorrt", NO_MODULE, "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip"),
     # The first obstacle is reported: the libraries, their version, and then the Python package.
     ("tensorrt", {"tensorrt": "10.9.0.34", **NO_MODULE}, "TensorRT 10.9.0.34 is too old: its ONNX parser supports"),
@@ -184,7 +181,7 @@ def test_a_child_process_that_sees_one_gpu_gets_its_name(machine: Machine, index
 
 @pytest.mark.parametrize(
     ("name", "missing", "after"),
-    [("tensorrt", (), "cuda"), ("tensorrt", ("libcudnn.so.9",), "cpu")],
+    [("tensorrt", (), "cuda"), ("tensorrt", (CUDNN,), "cpu")],
 )
 def test_the_next_provider_is_one_that_starts_at_once(
     machine: Machine, name: Any, missing: tuple[str, ...], after: str
@@ -196,14 +193,14 @@ def test_the_next_provider_is_one_that_starts_at_once(
 
 
 def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
-    provider = libraries.provider_library("tensorrt")
+    provider = gpu.provider_library("tensorrt")
     if not provider.is_file():
         pytest.skip("this onnxruntime is a build without GPU providers")
-    assert set(re.findall(rb"nvinfer(?:\.so\.|_)(\d+)", provider.read_bytes())) == {b"%d" % libraries.TENSORRT_MAJOR}
-    assert diagnosis.ort.cuda_version.split(".")[0] == str(libraries.CUDA_MAJOR)
+    assert set(re.findall(rb"nvinfer(?:\.so\.|_)(\d+)", provider.read_bytes())) == {b"%d" % gpu.TENSORRT_MAJOR}
+    assert select.ort.cuda_version.split(".")[0] == str(gpu.CUDA_MAJOR)
 
 
-CURES = {"TENSORRT_DOWNLOAD", "REINSTALL_ORT"}
+CURES = {"TENSORRT_DOWNLOAD", "REINSTALL_ORT", "GET_ORT", "GET_DRIVER"}
 TEMPLATES = {
     name: text
     for name, text in vars(table).items()

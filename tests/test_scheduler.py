@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from latentsync_trt.diffusion import (
+    SOLVERS,
     alphas_cumprod,
     ddim_schedule,
-    solver_schedule,
     timesteps,
 )
 
@@ -55,7 +55,7 @@ def error_on_gaussians(solver: str, steps: int) -> float:
     spread = np.sqrt(signal[-1] * variance + 1 - signal[-1])
     exact = mean + np.sqrt(variance) / spread * (noise - signal[-1] ** 0.5 * mean)
     x, history = noise, np.zeros_like(noise)
-    for step in solver_schedule(solver, steps):
+    for step in SOLVERS[solver](steps):
         level = signal[step.timestep]
         eps = (1 - level) ** 0.5 * (x - level**0.5 * mean) / (level * variance + 1 - level)
         c_x, c_eps, c_history, d_x, d_eps = step.coefficients.astype(np.float64)

@@ -10,9 +10,9 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.audio.turns import MARGIN_S, read_turns
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.option_fields import Speaker
 from latentsync_trt.sync.speech import Sound, speakers_of
 from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
-from latentsync_trt.values import Speaker
 
 ANN_AND_BEN = """
 ;; written by a diarization tool

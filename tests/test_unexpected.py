@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE
+from latentsync_trt.paths import CACHE_VARIABLE
 from tests.bundles import make_bundle
 from tests.clips import write_sound
 

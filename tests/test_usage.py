@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
-from latentsync_trt.paths import local_path
-from latentsync_trt.runtime.engines.cache import CACHE_VARIABLE
+from latentsync_trt.paths import CACHE_VARIABLE, local_path
 from tests.bundles import make_bundle
 from tests.clips import numbered, write_sound, write_video
 from tests.small import small_bundle

@@ -7,7 +7,7 @@ from dataclasses import make_dataclass
 from functools import partial
 from threading import Barrier
 
-from latentsync_trt.validation import from_json, from_values
+from latentsync_trt.option_fields import from_json, from_values
 from tests.conftest import REPOSITORY
 
 

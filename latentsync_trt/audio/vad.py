@@ -17,8 +17,7 @@ import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
-from latentsync_trt.spans import runs_of_true, within
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true, within
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"
 

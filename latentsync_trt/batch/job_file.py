@@ -20,9 +20,8 @@ from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.option_fields import field_name, from_texts, to_texts
+from latentsync_trt.option_fields import field_name, from_json, from_texts, to_texts
 from latentsync_trt.paths import exists, local_path, read_text, why_missing
-from latentsync_trt.validation import from_json
 
 _FILES = ("video", "audio", "output")
 _HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)  # a line above the header, for Excel; it counts no row

@@ -7,9 +7,8 @@ from typing import Any, Literal, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.option_fields import file_fields, from_texts, to_texts
+from latentsync_trt.option_fields import Speaker, file_fields, from_texts, to_texts
 from latentsync_trt.types import Progress
-from latentsync_trt.values import Speaker
 
 
 class TaskError(LatentSyncError):

@@ -15,7 +15,7 @@ from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.ray_workers import RemoteChild, connect
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerSettings
-from latentsync_trt.notices import Notices
+from latentsync_trt.errors import Notices
 from latentsync_trt.runtime.providers.table import CPU
 
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")

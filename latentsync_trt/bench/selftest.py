@@ -32,8 +32,7 @@ from latentsync_trt.runtime.engines.output_comparison import BoundRun, differenc
 from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
-from latentsync_trt.runtime.providers.diagnose import diagnose_provider
-from latentsync_trt.runtime.providers.select import TestResult, select_provider
+from latentsync_trt.runtime.providers.select import TestResult, diagnose_provider, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
 from latentsync_trt.types import UInt16Array
@@ -162,7 +161,7 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
         part.folder.mkdir()
         cache = EngineCache(cache_folder(part.options.engine_cache), part.log.append)
         bundle = Bundle.load(part.bundle, verify=False)
-        engines = SessionFactory(bundle, selection, part.options, cache, part.log.append)
+        engines = SessionFactory(bundle, selection, part.options, cache)
         for graph in part.tested:
             part.graphs[graph] = row = GraphRow(graph)
             try:
@@ -182,9 +181,9 @@ def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Say) -
     """Builds the engine of a graph unless it is in the cache, opens and runs it."""
     begin(f"building and opening {row.graph}")
     opened = engines.open(row.graph)
-    row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.open_s
+    row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.costs.open_s
     if engines.compiled:
-        row.built, row.build_s, row.engine_bytes = opened.built, opened.build_s, opened.size_bytes
+        row.built, row.build_s, row.engine_bytes = opened.costs.built, opened.costs.build_s, opened.size_bytes
     begin(f"running {row.graph}")
     with closing(opened.session) as session:
         run = BoundRun(session, engines.ranges, engines.selection)

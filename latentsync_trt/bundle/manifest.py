@@ -16,9 +16,8 @@ from msgspec import Meta
 from latentsync_trt.bundle.external import external_files
 from latentsync_trt.config import MODEL_RESOLUTION_PX, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import BundleError, InputError, MissingDependency
+from latentsync_trt.option_fields import RESOLUTION_STEP_PX, from_values
 from latentsync_trt.paths import check_folder_to_write
-from latentsync_trt.validation import from_values
-from latentsync_trt.values import RESOLUTION_STEP_PX
 from latentsync_trt.version import __version__, distribution_version
 
 FORMAT_VERSION = 5

@@ -19,8 +19,7 @@ from latentsync_trt.cli.show import notices_to, print_json, print_table
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.files import KEPT_NAME, PREFIX
-from latentsync_trt.paths import nearest_existing
-from latentsync_trt.remembered import CACHE_VARIABLE
+from latentsync_trt.paths import CACHE_VARIABLE, nearest_existing
 from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
 from latentsync_trt.version import __version__, distribution_version
 
@@ -100,12 +99,12 @@ def _system() -> Iterator[Finding]:
 
 
 def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers import diagnose
+    from latentsync_trt.runtime.providers.select import diagnose_provider
 
     if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
         yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
     for provider in PROVIDERS.values():
-        obstacle = diagnose.diagnose_provider(provider)
+        obstacle = diagnose_provider(provider)
         if obstacle is None:
             yield Finding("ok", f"{provider.name} runs (a trial session used it)")
             continue

@@ -43,7 +43,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     selection = select_provider(fields["provider"], runtime.one_device)
     for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {selection.name}"):
         say(text)
-    factory = SessionFactory(loaded, selection, runtime, cache, say)
+    factory = SessionFactory(loaded, selection, runtime, cache)
     todo = [*loaded.manifest.graphs] if factory.compiled else []
     built_s: list[float] = []
     with progress_bar(hidden=quiet) as move:
@@ -51,10 +51,11 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
             move(Progress("building engines", number, len(todo)))
             engine = factory.open(graph)
             engine.session.close()  # only an open one shows where its nodes run
-            built_s += [engine.build_s] if engine.built else []
-            what = f"built in {engine.build_s:.1f} s" if engine.built else "found in the cache"
-            size = f"{engine.size_bytes / 1e6:.1f} MB, {engine.node_share:.0%} of nodes"
-            say(f"{graph}: {what}, opened in {engine.open_s:.2f} s, {size}")
+            costs = engine.costs
+            built_s += [costs.build_s] if costs.built else []
+            what = f"built in {costs.build_s:.1f} s" if costs.built else "found in the cache"
+            size = f"{engine.size_bytes / 1e6:.1f} MB, {costs.node_share:.0%} of nodes"
+            say(f"{graph}: {what}, opened in {costs.open_s:.2f} s, {size}")
     if not todo and not quiet:
         echo(f"provider {selection.name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from latentsync_trt.errors import InputError, did_you_mean
-from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, field_name, flag_name
+from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, field_name, flag_name, show_numbers
 from latentsync_trt.paths import check_folder_to_write, exists, local_path, read_text, user_folder, why_missing
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
-from latentsync_trt.values import show_numbers
 
 
 class RareOption(click.RichOption):

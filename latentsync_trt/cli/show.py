@@ -19,7 +19,7 @@ from rich.text import Text
 
 from latentsync_trt import stopping
 from latentsync_trt.cli import echo
-from latentsync_trt.notices import Notices
+from latentsync_trt.errors import Notices
 from latentsync_trt.paths import printable
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 

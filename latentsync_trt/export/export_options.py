@@ -9,9 +9,8 @@ from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
-from latentsync_trt.option_fields import FILES, check_limits, option
+from latentsync_trt.option_fields import FILES, RESOLUTION_STEP_PX, check_limits, option
 from latentsync_trt.paths import exists, why_missing
-from latentsync_trt.values import RESOLUTION_STEP_PX
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 """Packages that make the graphs; manifests have their versions."""

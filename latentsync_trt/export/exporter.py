@@ -21,8 +21,8 @@ from latentsync_trt.export.networks import Networks, VaeDecoder, VaeEncoder, loa
 from latentsync_trt.export.published import origin
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
 from latentsync_trt.files import published_folder
+from latentsync_trt.option_fields import RESOLUTION_STEP_PX
 from latentsync_trt.runtime.engines.session import Session
-from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Progress = Callable[[str, float], None]
 """Called with the current stage and the completed fraction of the export, 0 to 1."""

@@ -14,8 +14,8 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import align
 from latentsync_trt.face.geometry import area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
+from latentsync_trt.option_fields import FaceChoice
 from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
-from latentsync_trt.values import FaceChoice
 
 T = TypeVar("T")
 

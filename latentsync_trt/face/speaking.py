@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.spans import runs_of_true, within
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true, within
 
 IntArray = NDArray[np.int64]
 

@@ -21,9 +21,9 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.speaking import Speaks
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
+from latentsync_trt.option_fields import from_json
 from latentsync_trt.paths import read_text
 from latentsync_trt.types import Face, Float64Array, VideoInfo
-from latentsync_trt.validation import from_json
 
 COLUMNS = 11
 _FORMAT = "latentsync-trt faces 1"

@@ -16,10 +16,10 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.option_fields import parse_face
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
 from latentsync_trt.sync.threads import prefetch
 from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, VideoInfo, YuvPlanes
-from latentsync_trt.values import parse_face
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.inpaint import Inpainter

@@ -13,8 +13,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.measures import LipMeasure, Verdict
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SpokenMouth
-from latentsync_trt.spans import runs_of_true
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true
 
 CLOSED_GAP = 0.042
 """Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the

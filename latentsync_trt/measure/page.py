@@ -16,8 +16,7 @@ from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.paths import check_file_to_write, check_free, local_path
-from latentsync_trt.spans import runs_of_true
-from latentsync_trt.types import BoolArray, UInt8Array
+from latentsync_trt.types import BoolArray, UInt8Array, runs_of_true
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,8 +28,8 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.codecs import VideoEncoder, add_video
 from latentsync_trt.media.files import TimedPackets, open_input
+from latentsync_trt.option_fields import from_json
 from latentsync_trt.types import VideoInfo
-from latentsync_trt.validation import from_json
 
 # Length of a part. What carries over between frames begins anew, so that a run can go on there.
 PART_S = Fraction(30)

@@ -1,17 +1,16 @@
-"""Compiles a graph with TensorRT in a child process, and reads what it says; `scripts/` do so with TensorRT-RTX, too.
+"""Compiles a graph with TensorRT; `scripts/` do so with TensorRT-RTX, too. In a child process, as the compiler runs for
+minutes without handling signals, writes to the console past its logger, does not free all memory, and may crash.
 
-The compiler runs for minutes without handling signals, writes to the console past its logger, does
-not free all memory, and may crash.
-
-ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed
-networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the
-precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorRT's reason.
+ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed networks
+(https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of float16, INT8
+and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,23 +20,12 @@ from latentsync_trt.errors import EngineBuildError, OutOfMemory
 ENGINE, CONTEXT_MODEL = "model.engine", "context.onnx"
 """The engine, and in the same folder, as ONNX Runtime requires, the model through which it is loaded."""
 
-Tensors = tuple[tuple[str, str, tuple[int | str, ...]], ...]
-"""Name, NumPy dtype and shape of each; a str is a variable dimension."""
-
 # Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "outofmemory",
-    "failed to allocate memory",
-    "cudnn_status_alloc_failed",
-    "cublas_status_alloc_failed",
-    "the resource allocation failed",
-    "is smaller than requested bytes",
-    "could not be allocated",
-    "bad allocation",
-    "bad_alloc",
-    "insufficient memory",
-    "memoryerror",
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|outofmemory|failed to allocate memory|cudnn_status_alloc_failed|cublas_status_alloc_failed"
+    "|the resource allocation failed|is smaller than requested bytes|could not be allocated"
+    "|bad allocation|bad_alloc|insufficient memory|memoryerror",
+    re.IGNORECASE,
 )
 
 _KILLED = -9  # SIGKILL, which POSIX systems send when memory runs out
@@ -57,7 +45,7 @@ class CompileOrder:
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5; None = the compiler's default.
         folder: absolute, for `ENGINE` and `CONTEXT_MODEL`; None = nothing is written.
-        compute_capability, inputs, outputs: for the context model.
+        compute_capability: for the context model. fixed: sizes of variable dimensions that have a single one there.
     """
 
     compiler: Literal["tensorrt", "tensorrt_rtx"]
@@ -68,8 +56,7 @@ class CompileOrder:
     version: str = ""
     folder: str | None = None
     compute_capability: str = ""
-    inputs: Tensors = ()
-    outputs: Tensors = ()
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +77,7 @@ class Answer:
 
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
     """Compiles a graph; after a crash of the compiler, the graph counts as not accepted. `environment`: as for `Child`.
-
-    Raises `OutOfMemory` also where the system killed the process, `EngineBuildError` if it could not be started.
-    """
+    Raises `OutOfMemory` also where the system killed the process, `EngineBuildError` if it could not be started."""
     answers: list[Event] = []
     try:
         ended = run_child(_compile, order, answers.append, environment)
@@ -108,7 +93,7 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
 
 
 def is_out_of_memory(text: str) -> bool:
-    return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
+    return _OUT_OF_MEMORY.search(text) is not None
 
 
 def last_line(error: Exception) -> str:
@@ -194,24 +179,19 @@ def _built(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
 
 def _write_context_model(order: CompileOrder, path: Path) -> None:
     """Writes the one-node model through which ONNX Runtime's TensorRT provider loads an engine that it did not build.
-
-    Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
-    """
-    import numpy as np
+    Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html"""
     import onnx
     from onnx import helper
 
-    inputs, outputs = (
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
-            for name, dtype, shape in tensors
-        ]
-        for tensors in (order.inputs, order.outputs)
-    )
+    graph = onnx.load(order.path, load_external_data=False).graph
+    tensors = *graph.input, *graph.output
+    for size in (size for tensor in tensors for size in tensor.type.tensor_type.shape.dim):
+        if size.dim_param in order.fixed:
+            size.dim_value = order.fixed[size.dim_param]
     node = helper.make_node(
         "EPContext",
-        [tensor.name for tensor in inputs],
-        [tensor.name for tensor in outputs],
+        [tensor.name for tensor in graph.input],
+        [tensor.name for tensor in graph.output],
         domain="com.microsoft",
         embed_mode=0,
         ep_cache_context=ENGINE,
@@ -219,13 +199,12 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
         source="TensorrtExecutionProvider",
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph([node], "engine", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    context = helper.make_graph([node], "engine", graph.input, graph.output)
+    onnx.save(helper.make_model(context, opset_imports=opsets, ir_version=10), path)
 
 
 def _reason(parser: Any, messages: list[str]) -> str:
-    """The operations that the parser rejected, each with its first node and the parser's message, else the builder's
-    first message."""
+    """The operations that the parser rejected, each with its first node and message; else what the builder says."""
     reasons: dict[str, str] = {}
     for error in (parser.get_error(index) for index in range(parser.num_errors)):
         text, operator = _one_line(error.desc()), error.node_operator()
@@ -236,5 +215,5 @@ def _reason(parser: Any, messages: list[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The text without line breaks and without the lines that TensorRT adds if there is no GPU."""
+    """Without the lines that TensorRT adds if there is no GPU."""
     return " ".join(" ".join(line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)).split())

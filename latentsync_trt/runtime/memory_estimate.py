@@ -6,8 +6,8 @@ from functools import partial
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, GraphVariant, Manifest
+from latentsync_trt.runtime.engines.builders import usual_shape
 from latentsync_trt.runtime.engines.cache import Notice
-from latentsync_trt.runtime.engines.profiles import usual_shape
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.table import CUDA, Provider
@@ -51,10 +51,7 @@ networks on the device, or with one."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a model uses the memory of its device.
-
-    `cuda_graph`: steps are recorded and replayed.
-    """
+    """How a model uses the memory of its device. `cuda_graph`: steps are recorded and replayed."""
 
     mode: Mode
     cuda_graph: bool = False
@@ -85,10 +82,8 @@ def plan_of(factory: SessionFactory, graphs: Sequence[str], on_notice: Notice) -
 
 
 def plan_memory(needed: Callable[..., int], free_bytes: int | None, *, cuda_graph: bool | None) -> MemoryPlan:
-    """The plan for a GPU with so much free memory; None = unknown, which is taken as enough for all networks.
-
-    `needed`: `needed_bytes`, with `pipelined` and `recorded` left open. `cuda_graph`: None records where there is room.
-    """
+    """The plan for a GPU with so much free memory; None = unknown, which is taken as enough for all networks. `needed`:
+    `needed_bytes`, with `pipelined` and `recorded` left open. `cuda_graph`: None records where there is room."""
     if free_bytes is None:
         return MemoryPlan("pipelined", cuda_graph is True)
     if needed() > free_bytes:

@@ -18,18 +18,14 @@ from latentsync_trt.bundle.manifest import (
     manifest_sha256,
 )
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutputError, ProviderUnavailable
-from latentsync_trt.notices import Notices
-from latentsync_trt.runtime.background_build import BackgroundBuild
-from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.errors import EngineBuildError, InputError, Notices, OutputError, ProviderUnavailable
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
-from latentsync_trt.runtime.engines.session_factory import OpenedEngine, SessionFactory
-from latentsync_trt.runtime.first_runs import STAGES, FirstRuns
+from latentsync_trt.runtime.engines.session_factory import BackgroundBuild, OpenedEngine, SessionFactory
 from latentsync_trt.runtime.memory_estimate import MemoryPlan, plan_of
+from latentsync_trt.runtime.networks import STAGES, FirstRuns, GraphDenoiser, VaeCodec
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.stages import Stage, StageThreads, results
-from latentsync_trt.runtime.vae import VaeCodec
 from latentsync_trt.types import EngineTime, Float32Array
 
 T = TypeVar("T")
@@ -51,10 +47,10 @@ class AllOpen:
         """Waits until it is open. Raises as `SessionFactory.open`."""
         return self.engines[graph].result().session
 
-    def opened(self) -> dict[str, OpenedEngine]:
-        """What could be opened so far, by graph."""
-        done = {graph: engine for graph, engine in self.engines.items() if engine.done() and not engine.cancelled()}
-        return {graph: engine.result() for graph, engine in done.items() if engine.exception() is None}
+    def opened(self) -> list[OpenedEngine]:
+        """What could be opened so far."""
+        done = [engine for engine in self.engines.values() if engine.done() and not engine.cancelled()]
+        return [engine.result() for engine in done if engine.exception() is None]
 
 
 class OneNetworkAtATime:
@@ -74,14 +70,15 @@ class OneNetworkAtATime:
         if graph not in self._open:
             engine = self._factory.open(graph)
             if before := self._all.get(graph):  # go on with its times
-                engine.session.clock = before.session.clock
-                engine = replace(engine, built=engine.built or before.built, open_s=engine.open_s + before.open_s)
+                engine.session.clock, new, old = before.session.clock, engine.costs, before.costs
+                costs = replace(new, built=new.built or old.built, open_s=new.open_s + old.open_s)
+                engine = replace(engine, costs=costs)
             self._open[graph] = self._all[graph] = engine
         return self._open[graph].session
 
-    def opened(self) -> dict[str, OpenedEngine]:
-        """What was opened so far, by graph, also what is closed again."""
-        return dict(self._all)
+    def opened(self) -> list[OpenedEngine]:
+        """What was opened so far, also what is closed again."""
+        return list(self._all.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +119,7 @@ class Model:
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine so far, in the order in which they were opened."""
-        return tuple(engine.times(graph, self.selection.name) for graph, engine in self._sessions.opened().items())
+        return tuple(engine.times() for engine in self._sessions.opened())
 
     def close(self) -> None:
         """Waits for what runs; frees everything, and stops a build."""
@@ -130,7 +127,7 @@ class Model:
             self.build.stop()
         self._threads.close()
         self.denoiser.release()
-        _close(self._sessions.opened().values())
+        _close(self._sessions.opened())
         give_back_gpu_memory(self.selection)
 
 
@@ -146,16 +143,14 @@ def open_model(
     Where the selected provider was not named, and cannot compile or open a graph, the next one is taken, with a notice.
     `on_notice` may be called from any thread.
 
-    Raises:
-        BundleError: the bundle lacks one of `graphs`. InputError: bundle or provider do not support `options`.
-        EngineBuildError: the provider cannot compile or open a graph. OutOfMemory: there is too little memory.
+    Raises `BundleError` if the bundle lacks one of `graphs`; others as `SessionFactory`, and its `open`.
     """
     notices = Notices(on_notice)
     cache = EngineCache(cache_folder(options.engine_cache), notices.add)
     build: BackgroundBuild | None = None
     while True:
         try:
-            factory = SessionFactory(bundle, selection, options, cache, notices.add)
+            factory = SessionFactory(bundle, selection, options, cache)
             if options.build == "background" and build is None and (missing := factory.missing(tuple(graphs))):
                 meanwhile = _built_meanwhile(factory, missing, notices)
                 if meanwhile is not None:
@@ -176,23 +171,18 @@ def open_model(
             selection = following
 
 
-def check_options(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> None:
-    """Raises `InputError` if bundle or provider do not support `options`."""
-    _quiet_factory(bundle, selection, options)
+def quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
+    """What `open_model` would use; raises `InputError` if bundle or provider do not support `options`."""
+    return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache), lambda _: None))
 
 
-def must_build(bundle: Bundle, selection: Selection, options: RuntimeOptions, graphs: Sequence[str]) -> bool:
+def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:
     """Whether `open_model` would build engines; raises `BundleError` if the bundle lacks one of `graphs`."""
-    factory = _quiet_factory(bundle, selection, options)
     for graph in graphs:
-        bundle.graph_path(graph)
-    if options.build == "background" or not factory.compiled:
+        factory.bundle.graph_path(graph)
+    if factory.options.build == "background" or not factory.compiled:
         return False
     return not all(factory.cache.has(factory.key(graph)) for graph in graphs)
-
-
-def _quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
-    return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache)), lambda _: None)
 
 
 def _built_meanwhile(
@@ -236,7 +226,7 @@ def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, bu
                     threads.run("denoise", partial(first.steps, graphs, recorded=True))
         except BaseException:
             threads.close()
-            _close(sessions.opened().values())
+            _close(sessions.opened())
             raise
     texts, known = tuple(notices.texts), frozenset(graphs)
     return Model(factory.bundle, selection, plan, known, vae, denoiser, texts, build, sessions, threads)

@@ -13,10 +13,8 @@ from latentsync_trt.batch.tasks import Task
 from latentsync_trt.child import Child, Emit, Event
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.option_fields import field_name, file_fields, from_texts
+from latentsync_trt.option_fields import Speaker, field_name, file_fields, from_json, from_texts
 from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
-from latentsync_trt.validation import from_json
-from latentsync_trt.values import Speaker
 
 MOST_LABEL = 200
 _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}

@@ -17,10 +17,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from latentsync_trt.errors import Busy, InputError, LatentSyncError
 from latentsync_trt.live.session import LiveSession
+from latentsync_trt.option_fields import from_json
 from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error
 from latentsync_trt.serve.call import MARK, Call, start, tell
-from latentsync_trt.validation import from_json
 
 _PAGE = Path(__file__).parent
 _POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"

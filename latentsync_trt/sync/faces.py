@@ -18,6 +18,7 @@ from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
 from latentsync_trt.media.pictures import LazyRgb, without_rgb
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.option_fields import FaceChoice
 from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import (
     AlignedFace,
@@ -31,7 +32,6 @@ from latentsync_trt.types import (
     UInt16Array,
     YuvPlanes,
 )
-from latentsync_trt.values import FaceChoice
 
 _OVERVIEW_PX = 768
 """Longer side, or more, of the picture in which large faces are searched: the network averages it."""

@@ -16,20 +16,14 @@ from latentsync_trt.bundle.manifest import (
     step_graph,
 )
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import (
-    conditioning,
-    denoise,
-    initial_noise,
-    plan_for,
-    solver_schedule,
-)
+from latentsync_trt.diffusion import SOLVERS, conditioning, denoise, initial_noise, plan_for
 from latentsync_trt.face.align import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.model import Model
-    from latentsync_trt.runtime.vae import VaeCodec
+    from latentsync_trt.runtime.networks import VaeCodec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +51,7 @@ class Inpainter:
         """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
         `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
         options = self.options
-        schedule = solver_schedule(options.sampling.solver, options.sampling.steps)
+        schedule = SOLVERS[options.sampling.solver](options.sampling.steps)
         window = self.noise, known, audio
         return denoise(self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.runtime.background_build import BackgroundBuild
-from latentsync_trt.runtime.model import Model, check_options, must_build, open_model
+from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
+from latentsync_trt.runtime.model import Model, must_build, open_model, quiet_factory
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.stages import POLL_S, results
 
@@ -56,7 +56,7 @@ class ModelSlot:
     """Opens a model at its first use, and again, with more graphs, when a call needs them and no other uses it.
 
     `selection`, `on_notice`, `build`: as for `LipSync`. `model`: the one that is open, if any. Raises as
-    `check_options`.
+    `SessionFactory`.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class ModelSlot:
         options: RuntimeOptions,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
-        check_options(bundle, selection, options)
         self.bundle, self.selection, self.options, self.on_notice = bundle, selection, options, on_notice
+        self._factory = quiet_factory(bundle, selection, options)
         self.model: Model | None = None
         self.build: Future[str] | None = None
         self._changed = threading.Condition()
@@ -127,7 +127,7 @@ class ModelSlot:
                     begun.append(thread.submit(held.enter_context, self.acquired(graphs)))
                 return begun
 
-            if is_open or not must_build(self.bundle, self.selection, self.options, graphs):
+            if is_open or not must_build(self._factory, graphs):
                 begin()
             try:
                 yield lambda: results(begin())[0]

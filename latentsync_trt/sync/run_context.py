@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from latentsync_trt.notices import Notices
+from latentsync_trt.errors import Notices
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.model_slot import ModelSlot

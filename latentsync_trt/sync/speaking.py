@@ -15,12 +15,11 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.speaking import Speaks
 from latentsync_trt.measure.syncnet import open_syncnet
 from latentsync_trt.media.audio import audio_duration_s
-from latentsync_trt.spans import runs_of_true, within
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.speakers import with_speakers
-from latentsync_trt.types import Float64Array
+from latentsync_trt.types import Float64Array, runs_of_true, within
 
 _FARTHEST_S = 0.6
 """A dub is spoken so much earlier or later than the source, at most."""

@@ -20,9 +20,9 @@ from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, read_audio_blocks
 from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.reader import Delays, are_one, delays_of
 from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.option_fields import FaceChoice, parse_face
 from latentsync_trt.paths import local_path
 from latentsync_trt.types import Float32Array
-from latentsync_trt.values import FaceChoice, parse_face
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech

@@ -13,9 +13,8 @@ from jinja2 import Environment, FileSystemLoader
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.measures import Measures
-from latentsync_trt.option_fields import choices_of, file_fields
+from latentsync_trt.option_fields import choices_of, file_fields, from_values
 from latentsync_trt.serve.service import JobStatus
-from latentsync_trt.validation import from_values
 
 PRESET = "preset"
 SHOWN = ["guidance", "silence", "length", "extend", "start", "end", "offset", "fps", "codec", "crf", "mark", "report"]

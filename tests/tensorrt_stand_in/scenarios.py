@@ -146,7 +146,7 @@ def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -
     cache = EngineCache(cache_folder(), notices.append)
     selection = select_provider("tensorrt", device)
     runtime = RuntimeOptions(device=device, **options)
-    return SessionFactory(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
+    return SessionFactory(Bundle.load(Path(bundle), verify=False), selection, runtime, cache)
 
 
 def other_version(bundle: str) -> dict[str, str]:

@@ -29,8 +29,7 @@ from filelock import FileLock, Timeout
 from latentsync_trt.bundle.manifest import files_of
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
 from latentsync_trt.files import publish, temporary_folder
-from latentsync_trt.paths import below_home, user_folder
-from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
+from latentsync_trt.paths import CACHE_VARIABLE, below_home, user_folder
 from latentsync_trt.runtime.engines.entries import (
     DIGEST_LENGTH,
     RECORD_NAME,
@@ -94,14 +93,11 @@ def _log_once(text: str) -> None:
 
 
 class EngineCache:
-    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
+    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe. `notice` gets
+    sentences about builds, damaged engines and the like. `built`: digests that this object has built."""
 
-    `on_notice` gets sentences about waiting, damaged engines and the like. `built`: digests that this object has built.
-    """
-
-    def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
-        self.folder = folder.absolute()
-        self._notice = on_notice
+    def __init__(self, folder: Path, notice: Notice = _log.warning) -> None:
+        self.folder, self.notice = folder.absolute(), notice
         self._verified: dict[str, datetime | None] = {}
         self.built: set[str] = set()
 
@@ -119,13 +115,8 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build) -> Entry:
-        """Finds the engine for `key`, or builds it; while another process builds it, this one waits.
-
-        Raises:
-            EngineBuildError: `build` wrote nothing.
-            OutputError: the cache cannot be written, or its disk is full.
-            Whatever `build` raises; nothing is left behind then.
-        """
+        """Finds the engine for `key`, or builds it; while another process builds it, this one waits. Raises as `build`,
+        which leaves nothing behind then, `EngineBuildError` if it wrote nothing, and `OutputError`."""
         if found := self.find(key):
             return found
         lock = self._lock(key.digest)
@@ -133,7 +124,7 @@ class EngineCache:
             try:
                 held = lock.acquire(blocking=False)
             except Timeout:
-                self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
+                self.notice(f"engine cache: {key.label} is being built by another process; waiting for it")
                 held = lock.acquire()
             with held:
                 return self.find(key) or self._make(key, build)
@@ -152,7 +143,7 @@ class EngineCache:
             same = now is not None and now.built_at == entry.built_at
             if same and (key.digest in self.built or self.remove(entry)):
                 raise
-            self._notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
+            self.notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
         entry = self.obtain(key, build)
         return entry, load(entry.folder)
 
@@ -197,10 +188,13 @@ class EngineCache:
             raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
         problem = self._checked(key).problem
         if problem and target.exists():
-            self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+            self.notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+        else:
+            self.notice(f"{key.graph}: no engine for {key.provider} yet; building it, once")
         with temporary_folder(self.folder) as aside:
-            _build(key, build, aside / "built")
+            build_s = _build(key, build, aside / "built")
             publish(aside / "built", target, aside / "replaced")
+        self.notice(f"{key.graph}: built in {build_s:.1f} s")
         self.built.add(key.digest)
         entry = read_entry(target, hashes=False)
         self._verified[key.digest] = entry.built_at  # its hashes need no check
@@ -224,8 +218,9 @@ class EngineCache:
             raise OutputError(f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}") from error
 
 
-def _build(key: EngineKey, build: Build, folder: Path) -> None:
-    """Makes `folder` and builds into it; raises `OSError` on a full disk, which providers may not notice."""
+def _build(key: EngineKey, build: Build, folder: Path) -> float:
+    """Makes `folder` and builds into it, in so many seconds; raises `OSError` on a full disk, which providers may not
+    notice."""
     folder.mkdir()
     start_s = time.monotonic()
     _check_disk(folder)
@@ -241,6 +236,7 @@ def _build(key: EngineKey, build: Build, folder: Path) -> None:
     text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
     (folder / RECORD_NAME).write_text(text, encoding="utf-8")
     protect(folder)
+    return build_s
 
 
 def _check_disk(folder: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from latentsync_trt.bundle.manifest import FileEntry, file_problem
-from latentsync_trt.validation import from_json
+from latentsync_trt.option_fields import from_json
 
 RECORD_NAME = "engine.json"
 
@@ -139,10 +139,8 @@ def is_foreign(path: Path) -> bool:
 
 
 def distrust(folder: Path) -> str:
-    """Why someone else may have written what is in `folder`; empty if only this user and root can have.
-
-    On Windows only links are found, as folders of a user's profile are closed to others. Raises `OSError`.
-    """
+    """Why someone else may have written what is in `folder`; empty if only this user and root can have. On Windows only
+    links are found, as folders of a user's profile are closed to others. Raises `OSError`."""
     for path in (folder, *folder.rglob("*")):
         state = path.lstat()
         if stat.S_ISLNK(state.st_mode):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, TensorEntry
-from latentsync_trt.runtime.engines.profiles import usual_shape
+from latentsync_trt.runtime.engines.builders import usual_shape
 from latentsync_trt.runtime.engines.session import Array, DeviceBuffers, Session
 from latentsync_trt.runtime.providers.select import Selection
 

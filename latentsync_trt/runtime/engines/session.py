@@ -1,12 +1,12 @@
 """One ONNX graph on one provider; sessions on one device share a pool of its memory."""
 
 import functools
-import logging
 import os
 import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,8 +24,6 @@ from latentsync_trt.runtime.compiler import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.providers.table import CUDA
-
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -103,13 +101,11 @@ class RunClock:
 
 
 class Session:
-    """A loaded graph; thread-safe. `clock` times its runs.
-
-    Raises `EngineBuildError` if the graph of the `.onnx` file `path` cannot be loaded or compiled, and `OutOfMemory`.
-    """
+    """A loaded graph; thread-safe. `clock` times its runs. Raises `EngineBuildError` if the graph of the `.onnx` file
+    `path` cannot be loaded or compiled, and `OutOfMemory`."""
 
     def __init__(self, path: Path, settings: SessionSettings = SessionSettings()) -> None:
-        self.path, self.name = path, settings.name or path.name
+        self.name = settings.name or path.name
         # TensorRT reports why it fails in the log only.
         self._reads_log = settings.providers[0][0] == table.TENSORRT.ort_name
         providers = [(name, dict(own)) for name, own in settings.providers]
@@ -131,11 +127,8 @@ class Session:
         return str(self.ort.get_providers()[0])
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Runs the graph on host arrays; returns all outputs in the graph's order.
-
-        Raises:
-            InferenceError: an input is wrong, or the provider failed. OutOfMemory: there is too little memory.
-        """
+        """Runs the graph on host arrays; returns all outputs in the graph's order. Raises `InferenceError` if an input
+        is wrong or the provider failed, and `OutOfMemory`."""
         return tuple(self.explained(lambda: self.clock.timed(lambda: self.ort.run(None, dict(inputs)))))
 
     def run_bound(self, binding: Any, *, recorded: bool = True) -> None:
@@ -182,15 +175,13 @@ class Session:
         self.__dict__.pop("ort", None)
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """Number of nodes on each provider; in graphs with variable shapes without those that compute shapes, as they
-        always run on the CPU."""
-        counts: dict[str, int] = {}
+        """Nodes by provider; in graphs of variable shapes without those that compute shapes, always on the CPU."""
+        counts = Counter[str]()
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
         for part in self.ort.get_provider_graph_assignment_info():
-            on_cpu = part.ep_name == table.CPU.ort_name
-            counted = [node for node in part.get_nodes() if not (shapes_vary and on_cpu and node.op_type in _SHAPE_OPS)]
-            counts[part.ep_name] = counts.get(part.ep_name, 0) + len(counted)
-        return counts
+            left_out = _SHAPE_OPS if shapes_vary and part.ep_name == table.CPU.ort_name else ()
+            counts[part.ep_name] += sum(node.op_type not in left_out for node in part.get_nodes())
+        return dict(counts)
 
 
 class DeviceBuffers:
@@ -219,8 +210,7 @@ class DeviceBuffers:
 
 @functools.cache
 def small_session(path: Path, selection: Selection) -> Session:
-    """A small graph on buffers of the selected provider: on the CPU, or with ONNX Runtime's CUDA provider; one for the
-    whole process."""
+    """A small graph on buffers of the selected provider, by the CPU or CUDA; one for the whole process."""
     cuda = (CUDA.ort_name, {"device_id": str(selection.device_id)})
     return Session(path, SessionSettings(providers=CPU if selection.device == "cpu" else (cuda, *CPU)))
 
@@ -233,10 +223,8 @@ def give_back_gpu_memory(selection: Selection) -> None:
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{selection.device_id}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
-    try:
+    with suppress(Exception):  # ONNX Runtime's errors have no public base; the next run raises its own
         small_session(COPY_GRAPH, selection).ort.run(None, {"latents": nothing, "history": nothing}, run)
-    except Exception as error:  # noqa: BLE001 -- ONNX Runtime's errors have no public base; the next run raises its own
-        _log.debug("no memory was returned to GPU %d: %s", selection.device_id, error)
 
 
 def _share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
@@ -276,20 +264,17 @@ def _ort_options(settings: SessionSettings) -> Any:
     # A buffer planned for reuse stays allocated between uses: nearly all buffers of a U-Net, whose last features are as
     # large as its first. Freeing and allocating needs a fraction of the memory, at no cost in time.
     options.enable_mem_reuse = options.enable_mem_pattern = False
-    entries = {
-        # Spinning threads would take cores from decoding, face processing and encoding.
-        "session.intra_op.allow_spinning": "0",
-        # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign
-        # of INT8 across a reshape, and was not faster where it works.
-        "session.disable_quant_qdq": "1",
-        "session.record_ep_graph_assignment_info": "1",  # for `nodes_by_provider`
-    }
+    add = options.add_session_config_entry
+    # Spinning threads would take cores from decoding, face processing and encoding.
+    add("session.intra_op.allow_spinning", "0")
+    # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign of INT8 across a
+    # reshape, and was not faster where it works.
+    add("session.disable_quant_qdq", "1")
+    add("session.record_ep_graph_assignment_info", "1")  # for `nodes_by_provider`
     if _share_memory(settings.providers):
-        entries["session.use_env_allocators"] = "1"
+        add("session.use_env_allocators", "1")
     if settings.weights_folder is not None:
-        entries["session.model_external_initializers_file_folder_path"] = str(settings.weights_folder.resolve())
-    for name, value in entries.items():
-        options.add_session_config_entry(name, value)
+        add("session.model_external_initializers_file_folder_path", str(settings.weights_folder.resolve()))
     for name, size in settings.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()

@@ -1,23 +1,30 @@
-"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache."""
+"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache, and builds engines:
+in this run, or in a child process for the next one, while this one uses another provider."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant
+from latentsync_trt.child import Child, Emit
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError
-from latentsync_trt.runtime.engines.builders import CUDNN_ATTENTION_FROM, TensorRTBuilder, cuda_options, own_options
-from latentsync_trt.runtime.engines.cache import EngineCache, Notice
+from latentsync_trt.errors import EngineBuildError, InputError, LatentSyncError
+from latentsync_trt.runtime.engines.builders import (
+    CUDNN_ATTENTION_FROM,
+    TensorRTBuilder,
+    cuda_options,
+    dimension_ranges,
+    engine_ranges,
+    own_options,
+    spans_of,
+)
+from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
-from latentsync_trt.runtime.engines.profiles import dimension_ranges, engine_ranges, spans_of
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.libraries import onnxruntime_version, tensorrt_version
+from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version, tensorrt_version
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.types import EngineTime
@@ -30,56 +37,40 @@ _RECORDED_UP_TO_PX = 256
 
 _HASHERS = 4
 
+# A build that is asked to stop removes what it has written.
+_PATIENCE_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A session and its costs.
-
-    `node_share`: on the chosen provider. `built`: whether this run built the engine; `build_s`: in that or an earlier
-    one. `size_bytes`: of the engine in the cache.
-    """
+    """A session, what it cost until it was open, and the size of its engine in the cache."""
 
     session: Session
-    node_share: float
-    open_s: float
-    built: bool = False
-    build_s: float = 0.0
+    costs: EngineTime
     size_bytes: int = 0
 
-    def times(self, graph: str, provider: str) -> EngineTime:
+    def times(self) -> EngineTime:
+        """The costs, and its runs so far."""
         clock = self.session.clock
-        return EngineTime(
-            graph=graph,
-            provider=provider,
-            node_share=self.node_share,
-            built=self.built,
-            build_s=self.build_s,
-            open_s=self.open_s,
-            runs=clock.runs,
-            first_ms=1000 * clock.first_run_s,
-            mean_ms=clock.mean_ms,
-        )
+        return replace(self.costs, runs=clock.runs, first_ms=1000 * clock.first_run_s, mean_ms=clock.mean_ms)
 
 
 class SessionFactory:
-    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
+    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them. Raises
+    `InputError` if bundle or provider do not support `options`."""
 
-    `on_notice` gets sentences about builds. Raises `InputError` if bundle or provider do not support `options`.
-    """
-
-    def __init__(
-        self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache, on_notice: Notice
-    ) -> None:
+    def __init__(self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache) -> None:
         self.bundle, self.selection, self.options, self.cache = bundle, selection, options, cache
         self.compiled = selection.provider.builds
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges) if self.compiled else ranges
-        self._notice, self._gpu = on_notice, cast(Gpu, selection.gpu)  # only used where there is one
+        self._gpu = cast(Gpu, selection.gpu)  # only used where there is one
+        self._builder = TensorRTBuilder(bundle, self.ranges, options.provider_options, self._gpu)
         self.cuda_graph = _wants_cuda_graph(self)
         """Whether steps are to be recorded as CUDA graphs, where there is room for them."""
         if notice := eight_bit_notice(bundle.manifest, selection):
-            on_notice(notice)
+            cache.notice(notice)
 
     def variant(self, graph: str) -> GraphVariant:
         """The variant of a graph to open: that for the provider, if the bundle has it."""
@@ -97,16 +88,16 @@ class SessionFactory:
 
     def key(self, graph: str) -> EngineKey:
         """The cache key of a graph's engine."""
-        manifest, builder = self.bundle.manifest, self._builder(graph)
+        manifest = self.bundle.manifest
         return EngineKey(
             bundle=manifest.name,
             graph=graph,
             graph_sha256=self.bundle.graph_hash(graph),
             provider=self.selection.name,
-            options={"optimization_level": str(builder.level)},
+            options={"optimization_level": str(self._builder.level)},
             precision=manifest.precision,
             profile={name: astuple(span) for name, span in spans_of(manifest.graphs[graph], self.ranges).items()},
-            versions={"onnxruntime": onnxruntime_version(), "tensorrt": builder.version},
+            versions={"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version()},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
@@ -133,7 +124,7 @@ class SessionFactory:
 
     def build(self, graph: str) -> Entry:
         """Builds the engine of a graph unless the cache has it. Raises as `open`."""
-        return self.cache.obtain(self.key(graph), partial(self._build, graph))
+        return self.cache.obtain(self.key(graph), partial(self._builder.build, graph))
 
     def open(self, graph: str, *, cuda_graph: bool = False) -> OpenedEngine:
         """A session of a graph, which with `cuda_graph` may record one; builds its engine first where that is missing.
@@ -141,15 +132,18 @@ class SessionFactory:
         Raises `EngineBuildError` if the provider cannot compile it or runs too few of its nodes, `OutOfMemory`, and
         `OutputError` if the cache cannot be written.
         """
-        start_s = time.perf_counter()
-        if not self.compiled:
+        start_s, built, build_s, size_bytes = time.perf_counter(), False, 0.0, 0
+        if self.compiled:
+            load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
+            engine, session = self.cache.load(self.key(graph), partial(self._builder.build, graph), load)
+            built, size_bytes = engine.folder.name in self.cache.built, engine.size_bytes
+            build_s = engine.build_s or 0.0
+            start_s += build_s if engine.built else 0.0
+        else:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
-            return OpenedEngine(session, self._node_share(session), time.perf_counter() - start_s)
-        load = partial(self._builder(graph).open, self.bundle.graph_path(graph), cuda_graph=cuda_graph)
-        engine, session = self.cache.load(self.key(graph), partial(self._build, graph), load)
-        build_s, built = engine.build_s or 0.0, engine.folder.name in self.cache.built
-        open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
-        return OpenedEngine(session, self._node_share(session), open_s, built, build_s, engine.size_bytes)
+        open_s = time.perf_counter() - start_s
+        costs = EngineTime(graph, self.selection.name, self._node_share(session), built, build_s, open_s)
+        return OpenedEngine(session, costs, size_bytes)
 
     def _open_directly(self, graph: str, *, cuda_graph: bool) -> Session:
         variant = self.variant(graph)
@@ -172,36 +166,19 @@ class SessionFactory:
         )
         return Session(path, settings)
 
-    def _build(self, graph: str, folder: Path) -> int | None:
-        self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
-        start_s = time.perf_counter()
-        device_memory_bytes = self._builder(graph).build(self.bundle.graph_path(graph), folder)
-        self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
-        return device_memory_bytes
-
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
         name, wanted = self.selection.name, self.selection.provider.ort_name
         counts = session.nodes_by_provider()
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
-        if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE:
+        if session.provider != wanted or share < LEAST_NODE_SHARE:
             session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             what = f"{name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are expected ({where})"
             cure = "export the model again with this version, or choose another --provider"
             raise EngineBuildError(f"{session.name}: {what}; {cure}")
         return share
-
-    def _builder(self, graph: str) -> TensorRTBuilder:
-        return TensorRTBuilder(
-            entry=self.bundle.manifest.graphs[graph],
-            ranges=self.ranges,
-            given=self.options.provider_options,
-            gpu=self._gpu,
-            version=tensorrt_version(),
-            precision=self.bundle.manifest.precision,
-        )
 
 
 def _wants_cuda_graph(factory: SessionFactory) -> bool:
@@ -217,3 +194,35 @@ def _wants_cuda_graph(factory: SessionFactory) -> bool:
         suits = factory.compiled or {*map(factory.variant, steps)} == {CUDA.graph_variant}
         return fixed and suits and manifest.resolution_px <= _RECORDED_UP_TO_PX
     return asked
+
+
+class BackgroundBuild:
+    """Starts building `graphs` of `factory`; raises `OSError` if the process cannot be started."""
+
+    def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
+        self._child, self._errors = Child(build), list[str]()
+        folder, cache = factory.bundle.folder.resolve(), factory.cache.folder
+        self._child.send((folder, factory.selection, factory.options, cache, tuple(graphs)))
+
+    def wait(self) -> str:
+        """Waits for the end; returns the error, empty if none."""
+        self._errors += [event["error"] for event in self._child.events()]  # none where one has waited before
+        ended = self._child.wait()
+        return self._errors[0] if self._errors else ended.last_error_line or f"its process ended with {ended}"
+
+    def stop(self) -> None:
+        """Ends the process; an unfinished engine is never used."""
+        self._child.end(_PATIENCE_S)
+
+
+def build(orders: Iterator[Any], emit: Emit) -> None:
+    """In the child: builds engines one after another; the only event has the error, empty if none."""
+    folder, selection, options, cache_folder, graphs = next(orders)
+    error = ""
+    try:
+        factory = SessionFactory(Bundle.load(folder), selection, options, EngineCache(cache_folder, print))
+        for graph in graphs:
+            factory.build(graph)
+    except LatentSyncError as failure:
+        error = str(failure)
+    emit(error=error)

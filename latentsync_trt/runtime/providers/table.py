@@ -62,10 +62,20 @@ TENSORRT_DOWNLOAD = (
 )
 REINSTALL_ORT = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
-# The oldest driver for CUDA 13, by NVIDIA's release notes of the CUDA toolkit.
-_OLDEST_DRIVER = "580"
+GET_ORT = (
+    REINSTALL_ORT
+    if (sys.platform, platform.machine().lower()) in {("linux", "x86_64"), ("win32", "amd64")}
+    else "use --provider cpu: onnxruntime-gpu exists for x86-64 Linux and Windows only"
+)
+"""How to install an onnxruntime with GPU providers, if one exists for this platform."""
 
-_GPU_PLATFORMS = {("linux", "x86_64"), ("win32", "amd64")}
+# The oldest driver for CUDA 13, by NVIDIA's release notes of the CUDA toolkit.
+GET_DRIVER = "install NVIDIA driver 580 or newer " + (
+    "from https://www.nvidia.com/drivers"
+    if sys.platform == "win32"
+    else "with the system's packages (Ubuntu: sudo apt install nvidia-driver-580); in a container, start it "
+    "with --gpus all"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +87,3 @@ class Obstacle:
 
     def __str__(self) -> str:
         return f"{self.text}; {self.cure}"
-
-
-def driver_line() -> str:
-    if sys.platform == "win32":
-        return f"install NVIDIA driver {_OLDEST_DRIVER} or newer from https://www.nvidia.com/drivers"
-    return (
-        f"install NVIDIA driver {_OLDEST_DRIVER} or newer with the system's packages (Ubuntu: sudo apt install "
-        f"nvidia-driver-{_OLDEST_DRIVER}); in a container, start it with --gpus all"
-    )
-
-
-def gpu_build_line() -> str:
-    """How to install an onnxruntime with GPU providers, if one exists for this platform."""
-    if (sys.platform, platform.machine().lower()) not in _GPU_PLATFORMS:
-        return "use --provider cpu: onnxruntime-gpu exists for x86-64 Linux and Windows only"
-    return REINSTALL_ORT

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_CODEC = "latentsync_trt.runtime.vae"
+_CODEC = "latentsync_trt.runtime.networks"
 
 
 class _Finder(MetaPathFinder):
