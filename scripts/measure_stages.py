@@ -30,8 +30,8 @@ from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.codecs import choose_encoder, default_suffix
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
+from latentsync_trt.sync.paint import Composer
 from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch, tune_process
 
 Background = Callable[..., Generator[Any, None, None]]

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Pace, Painter, in_order
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.windows import Window, WindowPlanner, gather, in_groups, streams_at
+from latentsync_trt.sync.windows import Inpainter, Window, WindowPlanner, gather, in_groups, streams_at
 from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array
 from tests.clips import frame_at
 

@@ -22,7 +22,7 @@ from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame,
 from latentsync_trt.values import parse_face
 
 if TYPE_CHECKING:
-    from latentsync_trt.sync.inpaint import Inpainter
+    from latentsync_trt.sync.windows import Inpainter
 
 _ENCODED_AT_ONCE = 16
 

@@ -16,10 +16,8 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
-from latentsync_trt.sync.paint import faces_of
 from latentsync_trt.sync.speech import OpenSpeech, Sound
-from latentsync_trt.sync.windows import FaceView, Window, gather
+from latentsync_trt.sync.windows import FaceView, Inpainter, Window, faces_of, gather, make_inpainter
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 CACHE_INTERVAL = 3

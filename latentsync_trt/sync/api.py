@@ -41,12 +41,10 @@ class LipSync:
     ) -> None:
         """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not support `options`;
         others as `from_bundle`."""
-        from latentsync_trt.sync.model_slot import Calls, ModelSlot
+        from latentsync_trt.sync.model_slot import ModelSlot
 
-        self._bundle, self._options = bundle, options or RuntimeOptions()
-        self._slot = ModelSlot(bundle, selection, self._options, on_notice)
+        self._slot = ModelSlot(bundle, selection, options or RuntimeOptions(), on_notice)
         self._live: LiveSessions | None = None
-        self._calls = Calls()
 
     @classmethod
     def from_bundle(
@@ -92,7 +90,7 @@ class LipSync:
         """Waits for calls in other threads, frees all networks and ends a background build; does nothing again."""
         from latentsync_trt.sync.model_slot import CLOSE
 
-        with self._calls.entered(CLOSE):
+        with self._slot.entered(CLOSE):
             if self._live is not None:
                 self._live.close()
             self._slot.close()
@@ -100,11 +98,11 @@ class LipSync:
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
         from latentsync_trt.bundle.manifest import resolution_of
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.model_slot import graphs_for
 
         options = options or SyncOptions()
-        resolution_of(self._bundle.manifest, options, self._options)
-        with self._calls.entered("warm_up"), self._slot.acquired(graphs_for(options)):
+        resolution_of(self._slot.bundle.manifest, options, self._slot.options)
+        with self._slot.entered("warm_up"), self._slot.acquired(graphs_for(options)):
             pass
 
     @property
@@ -133,9 +131,9 @@ class LipSync:
             with self._slot.acquired((AUDIO_ENCODER,)) as model:
                 return model.audio_encoder(mel)
 
-        with self._calls.entered("encode_audio"):
+        with self._slot.entered("encode_audio"):
             plan = plan_of(segments, lambda: speech_in(recording).spans_s)
-            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._bundle), plan)
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._slot.bundle), plan)
 
     def sync(
         self,
@@ -167,12 +165,11 @@ class LipSync:
     def run(self, inputs: "Inputs", on_progress: ProgressCallback | None = None) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
         from latentsync_trt.bundle.manifest import resolution_of
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.model_slot import RunContext, graphs_for
 
-        resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
-        with self._calls.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
+        resolution_px = resolution_of(self._slot.bundle.manifest, inputs.options, self._slot.options)
+        with self._slot.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
             from latentsync_trt.sync.clip import sync_clip  # while the model opens
-            from latentsync_trt.sync.run_context import RunContext
 
             return sync_clip(RunContext(self._slot, opened, inputs, resolution_px, on_progress))
 
@@ -198,6 +195,6 @@ class LipSync:
         from latentsync_trt.live.options import LiveOptions
         from latentsync_trt.live.sessions import LiveSessions
 
-        with self._calls.entered("stream"):
+        with self._slot.entered("stream"):
             self._live = self._live or LiveSessions(self._slot)
             return self._live.open(video, options or LiveOptions(), executors=executors, now=now)

@@ -16,7 +16,7 @@ from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.spool import PlanesOnDisk, most_in_flight
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
-from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span
