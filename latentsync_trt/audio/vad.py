@@ -102,7 +102,7 @@ def find_speech(open_blocks: Callable[[], Iterable[Float32Array]]) -> Speech:
     divided = np.split(gains, range(_STEPS_AT_ONCE, len(levels), _STEPS_AT_ONCE))
     with closing(VoiceActivity()) as network:
         spans_s = spans_of(np.concatenate([none, *map(network.chances, steps_of(open_blocks()), divided)]))
-    spoken = _in_parts(within(np.arange(len(levels)) * STEP_S, spans_s).astype(np.float64)) > 0
+    spoken = _in_parts(within(np.arange(len(levels), dtype=np.float64) * STEP_S, spans_s).astype(np.float64)) > 0
     loud = ~spoken & (parts > np.median(parts[spoken]) / 2) if spoken.any() else ~spoken
     return Speech(spans_s, tuple((np.flatnonzero(loud) * _PART * STEP_S).tolist()), silent=not levels.any())
 

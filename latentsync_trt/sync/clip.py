@@ -43,8 +43,9 @@ def sync_clip(run: RunContext) -> SyncReport:
         span, playback, texts = timeline_of(run.inputs, speech)
         writer = open_writer(run, span, playback)
         run.announce((*texts, *writer.notices))
-        streams = streams_at(playback.fps or run.inputs.info.frames_per_s)
-        stages = clip_stages(run, playback, streams)
+        rate = playback.fps or run.inputs.info.frames_per_s
+        streams = streams_at(rate)
+        stages = clip_stages(run, rate, streams)
         aligned = aligned_frames(run, quality, span, playback, stages)
         windows = gather(aligned, frames, streams, writer.frames_done)
         gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
@@ -52,17 +53,16 @@ def sync_clip(run: RunContext) -> SyncReport:
         with run.clock.measure("open", frames=0):
             model = run.model()
         run.announce(model.selection.notices())  # of a provider that it fell back to
-        part = span.frames(playback.fps or run.inputs.info.frames_per_s or Fraction(MODEL_FPS))
-        pace = Pace(perf_counter(), writer.frames_done, part, frames)
+        pace = Pace(perf_counter(), writer.frames_done, span.frames(rate or Fraction(MODEL_FPS)), frames)
         in_turn = model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
         jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)
         paster = Paster(run.detector, inpainter.mask, paste=options.paste)
-        composer = Composer(paster, helpers.enhancer, quality, run.clock, writer.frames_done)
+        composer = Composer(paster, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
         composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
-        faces = write_frames(run, writer, composed, playback, stages, pace)
+        faces = write_frames(run, writer, composed, playback, stages.leave, pace)
     run.announce(writer.notices)
     return report_of(run, float(writer.end_s), faces, pace, quality)
 

@@ -1,7 +1,7 @@
 """Checks everything that a run needs from its caller, before anything heavy is loaded."""
 
 import os
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
-from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.codecs import VideoEncoder, check_encoder
 from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.playback import HELD_S, video_stream
@@ -80,9 +79,6 @@ def check_inputs(
     check_output_path(target, source, *sound.files, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
-    for path in sound.files:  # of these, the first samples
-        with closing(read_audio_blocks(path)) as blocks:
-            next(blocks, None)
     lasts_s = None if info.duration_s is None else info.duration_s + sound.picture_delay_s
     if lasts_s is not None:
         for name, time_s, most_s in (("start", options.start, lasts_s), ("end", options.end, lasts_s + HELD_S)):

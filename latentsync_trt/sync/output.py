@@ -2,7 +2,7 @@
 depend on is the same."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,6 @@ from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.codecs import library_versions
-from latentsync_trt.media.files import reading
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
@@ -24,7 +23,6 @@ from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.paint import Pace
-from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span, soundtrack_of
 from latentsync_trt.types import Patch, Progress
 from latentsync_trt.version import __version__, distribution_version
@@ -60,16 +58,17 @@ def write_frames(
     writer: VideoWriter,
     composed: Iterable[tuple[FrameJob, tuple[Patch, ...]]],
     playback: Playback,
-    stages: ClipStages,
+    leave: Callable[[], None],
     pace: Pace,
 ) -> FaceStats:
-    """Encodes every frame that an earlier run has not written; raises `NoFaceError` if none shows a face."""
+    """Encodes every frame that an earlier run has not written; calls `leave` for each. Raises `NoFaceError` if none
+    shows a face."""
     expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
         faces.add(frame, job.seen, has_face=job.has_face)
-        stages.leave()
+        leave()
         if frame.index < pace.frames_done:
             continue
         with run.clock.measure("encode"):
@@ -79,8 +78,7 @@ def write_frames(
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
         picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
-        speed = pace.frames_per_s(faces.frames), None if of is None else pace.seconds_left(faces.frames, of)
-        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *speed))
+        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
     run.on_progress(Progress("finishing", faces.frames, faces.frames))
@@ -91,7 +89,7 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
     """By name, all that the pictures of a run depend on, as text that people can compare; `bundle`: its folder.
 
     Files count by their name, size and time, so that a folder may be moved; of `inputs.helpers`, arrays by their
-    content, and objects by their type. Raises `MediaError` if an input has disappeared.
+    content, and objects by their type.
     """
     options, encoder, helpers = inputs.options, inputs.encoder, inputs.helpers
     recordings = [piece.path for piece in inputs.sound.recordings]
@@ -122,7 +120,6 @@ def _identity(value: object) -> str:
 
 
 def _stamp(path: Path) -> str:
-    with reading(path):
-        status = path.stat()
+    status = path.stat()
     changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC).isoformat()
     return f"{path.name}, {status.st_size} bytes, {changed}"

@@ -197,7 +197,8 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
 
 
 def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOptions) -> Sound:
-    """What is heard with a video, by arguments and options. Raises as `speakers_of`."""
+    """What is heard with a video, by arguments and options; decodes the first samples of all files. Raises as
+    `speakers_of`, and `MediaError` for a file without sound that can be read."""
     own, delays = None, Delays()
     named = [*filter(None, (audio, mix)), *(Path(speaker.voice) for speaker in options.speaker)]
     if options.start is not None or options.end is not None or any(are_one(video, path) for path in named):
@@ -212,7 +213,11 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
         return SoundPiece(path, start_s + Fraction(str(options.offset)) / 1000)
 
     sound = replace(speakers_of(audio, piece, options), own=own, picture_delay_s=delays.picture_s)
-    return sound if mix is None else replace(sound, mix=piece(mix))
+    sound = sound if mix is None else replace(sound, mix=piece(mix))
+    for path in sound.files:
+        with closing(read_audio_blocks(path)) as blocks:
+            next(blocks, None)
+    return sound
 
 
 def speech_in(path: Path) -> "Speech":

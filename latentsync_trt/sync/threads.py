@@ -3,8 +3,9 @@
 import sys
 import threading
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import partial
@@ -14,7 +15,6 @@ from typing import Any, TypeVar
 
 import cv2
 
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.stages import POLL_S
 from latentsync_trt.types import Frame, StageTime
 
@@ -104,10 +104,6 @@ def _next_in(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=POLL_S)
 
 
-class Canceled(LatentSyncError):
-    """The clip is not wanted any more."""
-
-
 class ClipStages:
     """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
 
@@ -150,9 +146,9 @@ class ClipStages:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises `Canceled` if painting is canceled."""
+        """Raises `CancelledError` if painting is canceled."""
         if self._canceled:
-            raise Canceled("canceled")
+            raise CancelledError
 
     def _end(self) -> None:
         self._ended = True
@@ -174,7 +170,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._busy_s, self._frames = dict[str, float](), dict[str, int]()
+        self._busy_s, self._frames = defaultdict[str, float](float), defaultdict[str, int](int)
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
@@ -184,8 +180,8 @@ class StageClock:
             yield
         finally:
             with self._lock:
-                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + perf_counter() - start_s
-                self._frames[stage] = self._frames.get(stage, 0) + frames
+                self._busy_s[stage] += perf_counter() - start_s
+                self._frames[stage] += frames
 
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""

@@ -116,7 +116,11 @@ def preview_of(inputs: Inputs, speech_in: Callable[[Path], "Speech"]) -> tuple[I
     until_s = min((time_s for time_s in ends_s if time_s is not None), default=None)
     least_s = options.start or Fraction(0)
     speech_s = [time_s for time_s in _speech_from(sound, speech_in, least_s) if until_s is None or time_s < until_s]
-    begin_s = _picture_at(min(speech_s, default=least_s), inputs)
+    first_s, rate = Fraction(0), Fraction(MODEL_FPS)
+    if options.fps == "source":
+        first_s, rate = sound.picture_delay_s, info.frames_per_s or rate
+    begin_s = first_s + (min(speech_s, default=least_s) - first_s) * rate // 1 / rate
+    begin_s = max(begin_s, Fraction(0))  # when the picture begins that is on screen then
     start_s = None if options.start is None else max(options.start - begin_s, Fraction(0))
     moved = replace(
         inputs,
@@ -138,11 +142,3 @@ def _speech_from(sound: Sound, speech_in: Callable[[Path], "Speech"], least_s: F
                 from_s = max(piece.at_s + Fraction(start_s), turn_start_s, least_s)
                 if from_s < piece.at_s + Fraction(end_s) and (turn_end_s is None or from_s < turn_end_s):
                     yield from_s
-
-
-def _picture_at(time_s: Fraction, inputs: Inputs) -> Fraction:
-    """When the picture begins that is on screen in the output at this time."""
-    fps = inputs.options.fps
-    from_s = inputs.sound.picture_delay_s if fps == "source" else Fraction(0)
-    rate = Fraction((inputs.info.frames_per_s or MODEL_FPS) if fps == "source" else fps)
-    return max(from_s + (time_s - from_s) * rate // 1 / rate, Fraction(0))

@@ -2,7 +2,7 @@
 decode."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +17,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import conditioning, denoise, initial_noise, plan_for, solver_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
-from latentsync_trt.sync.faces import FrameJob
+from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
 
 if TYPE_CHECKING:
@@ -36,20 +36,6 @@ def streams_at(frames_per_s: Fraction | None) -> int:
     return 1 if frames_per_s is None else max(1, round(frames_per_s / _STREAM_FPS))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FaceView:
-    """What painting needs of a face in one frame; not the frame, which would stay in memory as long as its window.
-
-    `index`, `time_s`: of the frame. `image`: the aligned face, uint8 `(H, H, 3)` RGB.
-    """
-
-    index: int
-    time_s: Fraction
-    track_id: int
-    speaker: int
-    image: UInt8Array
-
-
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
     """F frames for the network; the results at the positions `used` are new.
@@ -61,7 +47,7 @@ class Window(Generic[T]):
     used: range
 
 
-Group = list[Window[FaceView]]
+Group = list[Window[Target]]
 """Windows that a network processes before the next network does."""
 
 
@@ -115,34 +101,28 @@ class _Stream(Generic[T]):
 
 def gather(
     jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
-) -> Generator[FrameJob | Window[FaceView], None, None]:
+) -> Generator[FrameJob | Window[Target], None, None]:
     """Every job in order, each followed by the windows that it completes.
 
     Args:
         frames: F, the length of a window. streams: see `WindowPlanner`.
         frames_done: frames before this one have been written already; windows of such frames alone are left out.
     """
-    planner: WindowPlanner[FaceView] = WindowPlanner(frames, streams=streams)
+    planner: WindowPlanner[Target] = WindowPlanner(frames, streams=streams)
 
-    def completed(views: Mapping[Hashable, FaceView]) -> Iterator[Window[FaceView]]:
-        return (each for each in planner.push(views) if each.items[each.used[-1]].index >= frames_done)
+    def completed(targets: Iterable[Target]) -> Iterator[Window[Target]]:
+        windows = planner.push({each.track_id: each for each in targets})
+        return (each for each in windows if each.items[each.used[-1]].index >= frames_done)
 
     with closing(jobs):
         for job in jobs:
             yield job
-            index, time_s = job.frame.index, job.frame.time_s
-            yield from completed(
-                {
-                    each.track_id: FaceView(index, time_s, each.track_id, each.speaker, each.face.image)
-                    for each in job.targets
-                    if each.face is not None
-                }
-            )
-    yield from completed({})
+            yield from completed(job.targets)
+    yield from completed(())
 
 
 def in_groups(
-    gathered: Generator[FrameJob | Window[FaceView], None, None], most: int, frames: int
+    gathered: Generator[FrameJob | Window[Target], None, None], most: int, frames: int
 ) -> Generator[FrameJob | Group, None, None]:
     """The same jobs, and up to `most` windows together, whoever's faces they show.
 
@@ -165,9 +145,9 @@ def in_groups(
         yield group
 
 
-def faces_of(window: Window[FaceView]) -> UInt8Array:
+def faces_of(window: Window[Target]) -> UInt8Array:
     """The aligned faces of a window, uint8 `(F, H, H, 3)`."""
-    return np.stack([view.image for view in window.items])
+    return np.stack([each.face.image for each in window.items if each.face is not None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
