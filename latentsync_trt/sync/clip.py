@@ -31,7 +31,6 @@ def sync_clip(run: RunContext) -> SyncReport:
     options, helpers, frames = run.inputs.options, run.inputs.helpers, run.bundle.manifest.frames
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
-        run.inputs = replace(run.inputs, helpers=helpers)
     if options.face == "speaking":
         run.inputs = who_speaks(run)
     if options.preview_s is not None:

@@ -118,22 +118,23 @@ class ClipStages:
     def __init__(
         self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction, *, on_disk: bool = False
     ) -> None:
-        self.spare_frames, self.on_disk, self._canceled, self._ended = spare_frames, on_disk, False, False
+        self.spare_frames, self.on_disk = spare_frames, on_disk
+        self._ended, self._canceled = threading.Event(), threading.Event()
         self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
         depth = 0 if on_disk else QUEUE_DEPTH
-        self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._end)
-        self.prefetch = partial(prefetch, depth=depth, on_stop=self._cancel)
+        self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._ended.set)
+        self.prefetch = partial(prefetch, depth=depth, on_stop=self._canceled.set)
 
     def entering(self, frames: Iterator[Frame], clock: "StageClock") -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read, which `clock` measures."""
         while True:
             with self._changed:
-                while not (self._has_room() or self._ended):
+                while not (self._has_room() or self._is_over()):
                     self._changed.wait(POLL_S)
             with clock.measure("decode", frames=0):
-                frame = None if self._ended else next(frames, None)
+                frame = None if self._is_over() else next(frames, None)
             if frame is None:
                 return
             self._times_s.append(frame.time_s)
@@ -147,14 +148,11 @@ class ClipStages:
 
     def check(self) -> None:
         """Raises `CancelledError` if painting is canceled."""
-        if self._canceled:
+        if self._canceled.is_set():
             raise CancelledError
 
-    def _end(self) -> None:
-        self._ended = True
-
-    def _cancel(self) -> None:
-        self._ended = self._canceled = True
+    def _is_over(self) -> bool:
+        return self._ended.is_set() or self._canceled.is_set()
 
     def _has_room(self) -> bool:
         times_s = self._times_s
