@@ -68,7 +68,7 @@ class VideoInfo:
     frames_per_s: Fraction | None = None
     start_s: Fraction | None = None
     time_base: Fraction | None = None
-    hdr: HdrMetadata | None = None
+    hdr: HdrMetadata = HdrMetadata()
     captions: bool = False
 
 
@@ -85,6 +85,12 @@ class YuvPlanes:
     v: SampleArray
     color: ColorTags
     bits: int = 8
+
+    @property
+    def pixels_per_sample(self) -> tuple[int, int]:
+        """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
+        rows, columns = (1 if chroma == luma else 2 for luma, chroma in zip(self.y.shape, self.u.shape, strict=True))
+        return rows, columns
 
 
 class Picture(Protocol):

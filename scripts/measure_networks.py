@@ -179,11 +179,10 @@ def first_window(clip: Clip, frames: int, model: Model, resolution_px: int) -> t
     """
     delays, aspect = delays_of(clip.video, clip.audio), probe(clip.video).sample_aspect_ratio
     read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
-    with MediaPipeDetector() as detector:
-        finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=aspect)
-        with closing(finder.cut_out(finder.find(frame for frame in read))) as jobs:
-            found = (target.face for job in jobs for target in job.targets)
-            faces = list(islice((face.image for face in found if face is not None), frames))
+    finder = FaceFinder(FaceTracker(MediaPipeDetector()), resolution_px, pixel_aspect=aspect)
+    with closing(finder.cut_out(finder.find(frame for frame in read))) as jobs:
+        found = (target.face for job in jobs for target in job.targets)
+        faces = list(islice((face.image for face in found if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
     pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(model.bundle)

@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows, total = [], np.zeros(3, int)
-    with MediaPipeDetector() as detector, TemporaryDirectory() as folder:
+    detector = MediaPipeDetector()
+    with TemporaryDirectory() as folder:
         cast = Cast(args.assets, detector)
         for dialogue in HELD_OUT:
             written = compose(cast, dialogue, Path(folder) / "dialogue.mp4")

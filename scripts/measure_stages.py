@@ -23,7 +23,6 @@ import numpy as np
 from latentsync_trt.bench.rows import usable_cores
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.measure.quality import Quality
@@ -62,13 +61,14 @@ def run(video: Path, resolution_px: int, most: int, clock: StageClock, backgroun
     """Passes the clip through all stages; returns the number of its frames."""
     info, options, count = probe(video), SyncOptions(), 0
     encoder = choose_encoder(options, info)
-    with MediaPipeDetector() as detector, TemporaryDirectory() as folder:
+    detector = MediaPipeDetector()
+    with TemporaryDirectory() as folder:
         finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=info.sample_aspect_ratio, clock=clock)
         stages = ClipStages(most, 0, Fraction(0), Fraction(0))
         decoded = stages.entering(islice(read_frames(video), most), clock)
         found = background(finder.find(background(decoded, finder.prepared, name="decode")), name="face")
         painted = background(as_painted(finder.cut_out(found)), name="align")
-        composer = Composer(Paster(detector, mouth_mask(resolution_px)), None, Quality([Fraction(0)]), clock)
+        composer = Composer(Paster(detector), None, Quality([Fraction(0)]), clock)
         output = Path(folder) / f"output{default_suffix(options)}"
         with VideoWriter(output, info, encoder) as writer, closing(composer.stages(painted, background)) as composed:
             for job, patches in composed:

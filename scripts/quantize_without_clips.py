@@ -19,8 +19,7 @@ sys.path.insert(0, str(ROOT))
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Bundle, read_manifest  # noqa: E402
 from latentsync_trt.quantize.calibrate import open_parent, quantize_bundle  # noqa: E402
 from latentsync_trt.quantize.calibration_options import CalibrateOptions  # noqa: E402
-from latentsync_trt.quantize.observing import ActivationRange, Ranges  # noqa: E402
-from latentsync_trt.quantize.steps import layer_names  # noqa: E402
+from latentsync_trt.quantize.steps import ActivationRange, Ranges, layer_names  # noqa: E402
 
 AMAX = 4.0
 """About the largest of a million normal numbers."""

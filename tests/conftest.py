@@ -75,10 +75,9 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def detector() -> Iterator[MediaPipeDetector]:
+def detector() -> MediaPipeDetector:
     """The built-in detector, which remembers nothing between pictures."""
-    with MediaPipeDetector() as made:
-        yield made
+    return MediaPipeDetector()
 
 
 @pytest.fixture(scope="session")

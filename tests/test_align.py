@@ -7,11 +7,19 @@ import cv2
 import numpy as np
 import pytest
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import OUTSIDE, align, crop, crop_size_px, inverse, moved
-from latentsync_trt.face.mask import LATENT_SCALE, latent_mask, mouth_mask
-from latentsync_trt.face.paste import paste
-from latentsync_trt.face.resize import resize_antialiased
+from latentsync_trt.face.align import (
+    OUTSIDE,
+    align,
+    crop,
+    crop_size_px,
+    inverse,
+    latent_mask,
+    mouth_mask,
+    moved,
+)
+from latentsync_trt.face.paste import paste, resize_antialiased
 from tests.pictures import applied
 
 MATRIX_TOLERANCE_PX = 0.05
@@ -110,7 +118,7 @@ def test_every_pixel_is_the_release_s(reference: Path) -> None:
 def test_latent_mask_is_resized_as_the_release_does(resolution: int) -> None:
     torch = pytest.importorskip("torch")
     whole = torch.tensor(mouth_mask(resolution))[None, None]
-    wanted = torch.nn.functional.interpolate(whole, size=resolution // LATENT_SCALE)[0, 0].numpy()
+    wanted = torch.nn.functional.interpolate(whole, size=resolution // PIXELS_PER_LATENT)[0, 0].numpy()
     np.testing.assert_array_equal(latent_mask(resolution), wanted)
     assert ((wanted > 0) & (wanted < 1)).any() == (resolution > 256)  # only there the filter made fractions
 

@@ -143,9 +143,7 @@ def test_weights_and_engines_that_the_manifest_does_not_name_are_refused(tmp_pat
         Bundle.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "added", [b"\x3a\x05abc", b"\x3b\x3c", b"\xff" * 20, b"\xba\x80\x80\x80\x10" + field(7, TENSOR)[1:]]
-)
+@pytest.mark.parametrize("added", [b"\x3a\x05abc", b"\xff" * 20, b"\xba\x80\x80\x80\x10" + field(7, TENSOR)[1:]])
 def test_what_is_no_graph_is_refused_whatever_its_name(tmp_path: Path, added: bytes) -> None:
     changed_graph(tmp_path, added)
     with pytest.raises(BundleError, match=r"vae_encoder\.bin: is no graph"):

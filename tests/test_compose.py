@@ -10,7 +10,7 @@ import pytest
 
 from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.choice import People, faded
+from latentsync_trt.face.choice import faded
 from latentsync_trt.face.enhancer import enhanced, load_enhancer
 from latentsync_trt.types import Float32Array
 from tests.clips import decoded, write_clip
@@ -32,7 +32,7 @@ OUTSIDE = set[int](), None
     ],
 )
 def test_faces_fade(shown: list[Shown], quarters: list[str]) -> None:
-    frames = (People(Fraction(index, 25), *each) for index, each in enumerate(shown))
+    frames = ((Fraction(index, 25), *each) for index, each in enumerate(shown))
     shares = [shares for _, shares in faded(frames, lambda frame: frame)]
     for person, expected in enumerate(quarters):
         assert "".join(str(int(4 * each.get(person, 0))) for each in shares) == expected
@@ -96,7 +96,7 @@ def test_one_that_cannot_be_used_is_named(installed, name, message):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (np.zeros((64, 128, 3), np.float32), r"returned shape \(64, 128, 3\)"),
+        (np.zeros((64, 128, 3), np.float32), r"returned float32 \(64, 128, 3\)"),
         (np.full((64, 64, 3), np.nan, np.float32), "returned float32, NaN or infinity"),
     ],
     ids=["stretched", "NaN"],

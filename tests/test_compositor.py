@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.face.align import align, crop, crop_size_px, frame_rectangle
-from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import composite
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import AlignedFace, Float64Array, UInt8Array
 from tests.pictures import applied
 
 OPAQUE = 1 - 0.5 / 255
@@ -31,7 +30,7 @@ def test_an_unchanged_face_gives_the_frame_back(resolution, scale):
     matrix, _ = align(scale * POINTS + np.float32([120, 100]), None, resolution)
     face = crop(frame, matrix, resolution)
     painted = face.image * np.uint16(257)
-    result = applied(frame, composite(frame, face, painted, mouth_mask(resolution)))
+    result = applied(frame, composite(frame, face, painted))
     assert np.abs(result.astype(int) - frame).max() <= 2
 
 
@@ -39,7 +38,7 @@ def test_a_small_face_is_shrunk_without_aliasing():
     frame = np.full((200, 200, 3), 127, np.uint8)
     stripes = np.where(np.arange(256) % 2, 65535, 0).astype(np.uint16)
     painted = np.broadcast_to(stripes[:, None, None], (256, 256, 3)).copy()
-    patch = composite(frame, face_at(frame, 80, 80, scale=0.2), painted, mouth_mask(256))
+    patch = composite(frame, face_at(frame, 80, 80, scale=0.2), painted)
     assert patch.weight.any()
     assert np.abs(patch.rgb[patch.weight > 0] / 257 - 127).max() <= 10
 
@@ -47,7 +46,7 @@ def test_a_small_face_is_shrunk_without_aliasing():
 @pytest.mark.parametrize(("side", "offset"), [("right", (330, 60)), ("bottom", (90, 260)), ("left", (-110, -130))])
 def test_a_face_partly_outside_is_pasted_up_to_the_border(side, offset):
     frame = np.zeros((400, 420, 3), np.uint8)
-    patch = composite(frame, face_at(frame, *offset), WHITE, mouth_mask(256))
+    patch = composite(frame, face_at(frame, *offset), WHITE)
     height, width = patch.weight.shape
     edges = {"left": patch.x_px == 0, "right": patch.x_px + width == 420, "bottom": patch.y_px + height == 400}
     assert [edge for edge, reached in edges.items() if reached] == [side]
@@ -63,7 +62,6 @@ NEAR_PX = 1.0
 """Bilinear samples reach less than a pixel beyond the centers of the outermost pixels."""
 MOST_SCALE = 1.2
 """Faces of 45 px: smaller ones are not tracked."""
-KEPT_PX = 2
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -86,24 +84,14 @@ def matrices(draw: st.DrawFn, shape: tuple[int, ...]) -> Float64Array:
     return np.column_stack([linear, np.array(SIZE) / 2 - linear @ where])
 
 
-@st.composite
-def masks(draw: st.DrawFn) -> Float32Array:
-    """The mouth's, or noise that keeps the outermost pixels, as that does."""
-    if draw(st.booleans()):
-        return mouth_mask(RESOLUTION)
-    mask = np.random.default_rng(draw(seeds)).random((RESOLUTION, RESOLUTION), np.float32)
-    mask[:KEPT_PX] = mask[-KEPT_PX:] = mask[:, :KEPT_PX] = mask[:, -KEPT_PX:] = 1
-    return mask
-
-
-@given(st.data(), frames(), masks(), st.integers(0, 255))
+@given(st.data(), frames(), st.integers(0, 255))
 def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
-    data: st.DataObject, frame: UInt8Array, mask: Float32Array, level: int
+    data: st.DataObject, frame: UInt8Array, level: int
 ) -> None:
     matrix = data.draw(matrices(frame.shape))
     painted = np.full((RESOLUTION, RESOLUTION, 3), level * 257, np.uint16)
     before = frame.copy()
-    patch = composite(frame, AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE), painted, mask)
+    patch = composite(frame, AlignedFace(np.zeros(painted.shape, np.uint8), matrix, SIZE), painted)
     assert np.array_equal(frame, before)
     own, made = frame.astype(int), applied(frame, patch).astype(int)
     assert (made <= np.maximum(own, level) + ROUNDING).all()

@@ -15,7 +15,7 @@ import pytest
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.align import mouth_mask
 from latentsync_trt.measure.clips import face_views, measure_clip
 from latentsync_trt.measure.lips import score
 from latentsync_trt.media.audio import SPEECH_RATE_HZ

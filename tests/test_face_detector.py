@@ -1,6 +1,7 @@
 """Face detection on real pictures: turned, small and several faces, and what is told of those that are no faces."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -13,7 +14,7 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import SIDE_PX, Region, face_of, region_around, usable
+from latentsync_trt.face.geometry import SIDE_PX, Region, face_of, usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_sound, write_video
@@ -72,7 +73,7 @@ def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8A
 
 
 def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    around = region_around(only(detector.detect(portrait)))
+    around = Region.around(only(detector.detect(portrait)))
     mirrored, last, offsets = np.ascontiguousarray(portrait[:, ::-1]), portrait.shape[1] - 1, list[float]()
     for step in np.linspace(-0.5, 0.5, 9):
         for side_px in around.side_px * np.array([0.9, 1.0, 1.1]):
@@ -147,7 +148,8 @@ def test_a_small_face_is_found_beside_a_large_one(detector: MediaPipeDetector, p
     entered = frame.copy()
     entered[300:480, 900:1080] = cv2.resize(portrait[0:330, 60:390], (180, 180))
     tracker = FaceTracker(detector, small=True)
-    counts = [len(tracker.update(shown).faces) for shown in [frame, *([entered] * 14)]]
+    shown = enumerate([frame, *([entered] * 14)])
+    counts = [len(tracker.update(picture, Fraction(index, 25)).faces) for index, picture in shown]
     assert counts[0] == 1
     assert counts[-1] == 2
 

@@ -25,7 +25,7 @@ def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float
 
 
 class Detecting:
-    """A detector without `follow`; has prepared faces for the frame whose number is the level of its first pixel."""
+    """A detector of others; has prepared faces for the frame whose number is the level of its first pixel."""
 
     def __init__(self, frames: list[list[Face]]) -> None:
         self.frames, self.detections = frames, 0
@@ -39,7 +39,10 @@ class Detecting:
 
 
 class Following(Detecting):
-    """A detector that also follows."""
+    """As the built-in one, which also follows."""
+
+    def search(self, picture: UInt8Array, *_: object, **__: bool) -> list[Face]:
+        return self.detect(picture)
 
     def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
         near = (face for face in self.now(frame) if np.abs(face.box - previous.box).max() < 40)

@@ -14,9 +14,9 @@ from av.sidedata.sidedata import Type
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import choose_encoder
-from latentsync_trt.media.conversion import frame_of
+from latentsync_trt.media.color import HLG, PQ, hdr_of
+from latentsync_trt.media.conversion import frame_of, metadata_of
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.media.hdr import HLG, PQ, hdr_of, metadata_of
 from latentsync_trt.media.reader import probe
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import write_sound, write_video

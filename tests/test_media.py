@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import MediaError
+from latentsync_trt.media.pictures import kept_on_disk
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.spool import PlanesOnDisk
 from latentsync_trt.types import UInt8Array
 from tests.clips import click_times, copied, number_of, numbered, read_audio, rewritten, write_sound, write_video
 from tests.pictures import decoded_planes
@@ -46,7 +46,7 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
     clip = write_video(tmp_path / "clip.mkv", numbered(3, 98, 66), codec="ffv1", pixel_format=pixel_format)
     folder = tmp_path / "out"
     folder.mkdir()
-    kept = [*read_frames(clip, store=partial(PlanesOnDisk, folder=folder))]
+    kept = [*read_frames(clip, store=partial(kept_on_disk, folder=folder))]
     for one, other in zip(kept, read_frames(clip), strict=True):
         assert one.planes is not None
         assert other.planes is not None

@@ -13,8 +13,7 @@ import pytest
 
 from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import Pasted, Paster, composite
+from latentsync_trt.face.paste import Paster, composite
 from latentsync_trt.face.scene import OVAL, filled
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array
 from tests.people import first_person
@@ -24,7 +23,6 @@ OneFace = tuple[UInt8Array, Face, AlignedFace]
 """A frame, its face, and that aligned."""
 
 RESOLUTION = 256
-MASK = mouth_mask(RESOLUTION)
 NECK = 0.06
 """How far below a face its chin is covered, as a part of its height."""
 CHIN = 152
@@ -65,10 +63,12 @@ def as_painted(image: np.ndarray) -> UInt16Array:
 
 def paste(
     paster: Paster, seen_face: OneFace, painted: np.ndarray, track: int = 0, time_s: Fraction = Fraction(0)
-) -> Pasted:
+) -> tuple[Patch, Float32Array | None]:
+    """With the points of the painted face."""
     frame, tracked, face = seen_face
     inspected = paster.inspect_face(frame, face, as_painted(painted), tracked)
-    return paster.paste(frame, face, as_painted(painted), inspected, paster.remember(track, time_s, inspected))
+    patch = composite(frame, face, as_painted(painted), paster.finish(track, time_s, inspected))
+    return patch, inspected.painted_mesh
 
 
 def weights_in(frame: UInt8Array, patch: Patch) -> Float32Array:
@@ -79,14 +79,14 @@ def weights_in(frame: UInt8Array, patch: Patch) -> Float32Array:
     return weights
 
 
-def outside(frame: UInt8Array, pasted: Pasted) -> float:
+def outside(frame: UInt8Array, tracked: Face, patch: Patch, painted_mesh: Float32Array | None) -> float:
     """Share of the changed pixels beside both faces; below the chin is the neck."""
-    assert pasted.source_mesh is not None and pasted.painted_mesh is not None
-    faces = [mesh[list(OVAL)] for mesh in (pasted.source_mesh, pasted.painted_mesh)]
+    assert tracked.landmarks is not None and painted_mesh is not None
+    faces = [mesh[list(OVAL)] for mesh in (tracked.landmarks, painted_mesh)]
     face = filled(faces, (frame.shape[1], frame.shape[0])) > 0
-    changed = (applied(frame, pasted.patch) != frame).any(axis=-1)
+    changed = (applied(frame, patch) != frame).any(axis=-1)
     neck = np.zeros_like(face)
-    reach = round(NECK * (pasted.source_mesh[:, 1].max() - pasted.source_mesh[:, 1].min()))
+    reach = round(NECK * float(np.ptp(tracked.landmarks[:, 1])))
     for down in range(1, reach + 1):
         neck[down:] |= face[:-down]
     return float((changed & ~face & ~neck).sum() / changed.sum())
@@ -99,13 +99,13 @@ def test_nothing_changes_beside_the_face_of_people(number: int, assets: Path, de
     random = np.random.default_rng(number)
     with av.open(str(assets / f"demo{number}_video.mp4")) as container:
         pictures = [picture.to_ndarray(format="rgb24") for picture in islice(container.decode(video=0), 0, 24, 6)]
-    paster = Paster(detector, MASK)
+    paster = Paster(detector)
     for index, picture in enumerate(pictures):
         noise = random.integers(0, 65536, (8, 8, 3), np.uint16)
         smears = cv2.resize(noise, (RESOLUTION, RESOLUTION), interpolation=cv2.INTER_CUBIC).astype(np.float32) / 257
         item = seen(picture, detector)
         painted, time_s = 0.5 * item[2].image + 0.5 * smears, Fraction(index, 25)
-        assert outside(picture, paste(paster, item, painted, 0, time_s)) == 0
+        assert outside(picture, item[1], *paste(paster, item, painted, 0, time_s)) == 0
 
 
 def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
@@ -113,35 +113,35 @@ def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
     frame, tracked, face = portrait
     middle = tracked.landmarks.mean(axis=0)
     wide = replace(tracked, landmarks=np.float32(middle + (tracked.landmarks - middle) * (1.2, 1)))
-    paster, painted = Paster(detector, MASK), face.image.astype(float) + 40
+    paster, painted = Paster(detector), face.image.astype(float) + 40
     for index, each in enumerate((wide, tracked)):
         pasted = paste(paster, (frame, each, face), painted, 0, Fraction(index, 25))
-        assert outside(frame, pasted) == 0
+        assert outside(frame, each, *pasted) == 0
 
 
 @pytest.mark.parametrize("shift", [-0.08, 0.08])
 def test_one_chin_is_left(portrait, detector, shift):
     """The source's chin is replaced, whether the painted one is higher or lower."""
-    frame, _, face = portrait
-    pasted = paste(Paster(MovedChin(detector, shift), MASK), portrait, face.image)
-    x, y = pasted.source_mesh[CHIN]
-    assert weights_in(frame, pasted.patch)[int(y), int(x)] > COVERED
+    frame, tracked, face = portrait
+    patch, _ = paste(Paster(MovedChin(detector, shift)), portrait, face.image)
+    x, y = tracked.landmarks[CHIN]
+    assert weights_in(frame, patch)[int(y), int(x)] > COVERED
 
 
 def test_without_an_outline_the_mask_decides(portrait):
     frame, tracked, face = portrait
     painted, blind = 255 - face.image, SimpleNamespace(mesh=lambda *_: None)
-    pasted = paste(Paster(blind, MASK), (frame, replace(tracked, landmarks=None), face), painted)
-    whole = composite(frame, face, as_painted(painted), MASK)
-    assert np.array_equal(pasted.patch.weight, whole.weight)
-    assert np.array_equal(pasted.patch.rgb, whole.rgb)
+    patch, _ = paste(Paster(blind), (frame, replace(tracked, landmarks=None), face), painted)
+    whole = composite(frame, face, as_painted(painted))
+    assert np.array_equal(patch.weight, whole.weight)
+    assert np.array_equal(patch.rgb, whole.rgb)
 
 
 def test_colors_follow_the_skin_around(portrait, detector):
     frame, _, face = portrait
     painted = 128 + 0.9 * (face.image.astype(float) - 128) + np.array([-2, -8, -14])
-    corrected = paste(Paster(detector, MASK), portrait, painted).patch
-    plain = composite(frame, face, as_painted(painted), MASK)
+    corrected, _ = paste(Paster(detector), portrait, painted)
+    plain = composite(frame, face, as_painted(painted))
     assert off_color(frame, corrected) < SKIN_LEVELS < off_color(frame, plain)
 
 
@@ -152,22 +152,22 @@ def off_color(frame: UInt8Array, patch: Patch) -> float:
 
 def test_colors_do_not_flicker(portrait, detector):
     """What the painting flickers by, the correction does not follow at once."""
-    paster, offsets = Paster(detector, MASK), []
+    paster, offsets = Paster(detector), []
     for index in range(8):
         flicker = 6 * (index % 2)
-        pasted = paste(paster, portrait, portrait[2].image.astype(float) + flicker, 0, Fraction(index, 25))
-        offsets.append(float(pasted.patch.rgb[20:40, 20:40].mean()) / 257 - flicker)
+        patch, _ = paste(paster, portrait, portrait[2].image.astype(float) + flicker, 0, Fraction(index, 25))
+        offsets.append(float(patch.rgb[20:40, 20:40].mean()) / 257 - flicker)
     assert np.abs(np.diff(offsets)).max() < 3
 
 
 def test_outlines_do_not_jump(portrait, detector):
     mesher = MovedChin(detector, 0.0)
-    paster = Paster(mesher, MASK)
+    paster = Paster(mesher)
     steady, alone = [], []
     for index in range(6):
         mesher.shift = 0.02 * (index % 2)
-        for used, weights in ((paster, steady), (Paster(mesher, MASK), alone)):
-            patch = paste(used, portrait, portrait[2].image, 0, Fraction(index, 25)).patch
+        for used, weights in ((paster, steady), (Paster(mesher), alone)):
+            patch, _ = paste(used, portrait, portrait[2].image, 0, Fraction(index, 25))
             weights.append(weights_in(portrait[0], patch))
 
     def changes(weights: list[np.ndarray]) -> float:
@@ -184,7 +184,7 @@ def test_larger_faces_are_pasted_at_their_own_resolution(detector):
     frame, _, face = seen(np.clip(textured, 0, 255).astype(np.uint8), detector)
     scaled = crop(frame, rescaled(face, crop_size_px(2 * RESOLUTION)), 2 * RESOLUTION)
     apart = {
-        side: off_color(frame, composite(frame, face, as_painted(image), MASK))
+        side: off_color(frame, composite(frame, face, as_painted(image)))
         for side, image in ((RESOLUTION, face.image), (2 * RESOLUTION, scaled.image))
     }
     assert apart[2 * RESOLUTION] < 0.8 * apart[RESOLUTION]

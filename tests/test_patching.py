@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from latentsync_trt.media.color import apply_patch, pixels_per_sample
+from latentsync_trt.media.color import apply_patch
 from latentsync_trt.media.pictures import TILE_PX, LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import BoolArray, ColorTags, Patch, YuvPlanes
@@ -21,7 +21,7 @@ SIZE = 47, 65
 def weighed(patch: Patch, planes: YuvPlanes) -> tuple[BoolArray, BoolArray]:
     """The samples of luma and of chroma that the patch may change."""
     luma = changed_pixels(planes.y, patch)
-    chroma, (down, across) = np.zeros(planes.u.shape, np.bool_), pixels_per_sample(planes)
+    chroma, (down, across) = np.zeros(planes.u.shape, np.bool_), planes.pixels_per_sample
     rows, columns = np.nonzero(luma)
     chroma[rows // down, columns // across] = True
     return luma, chroma

@@ -5,7 +5,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.measures import LipMeasure
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
@@ -31,7 +30,7 @@ def add(quality: Quality, index: int, gap: float, fps: int = 25) -> None:
     time_s, painted = Fraction(index, fps), PICTURE.astype(np.uint16) * 257
     frame = Frame(index, time_s, Fraction(1, fps), time_s, PICTURE, None)
     face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
-    pasted = Pasted(Patch(0, 0, painted, np.ones((140, 105), np.float32)), None, mesh(gap))
+    pasted = (Patch(0, 0, painted, np.ones((140, 105), np.float32)), mesh(gap))
     quality.add(frame, 0, face, AlignedFace(PICTURE, np.eye(2, 3), SIZE_PX), painted, pasted)
 
 

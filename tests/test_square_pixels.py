@@ -9,7 +9,6 @@ import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import composite
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.faces import FaceFinder
@@ -48,9 +47,9 @@ def test_face_and_patch_are_those_of_square_pixels(detector: MediaPipeDetector, 
     upright, other = found(frame, Fraction(1), detector), found(stored, aspect, detector)
     assert cv2.PSNR(upright.image, other.image) > FACE_PSNR_DB
     painted = (255 - upright.image).astype(np.uint16) * np.uint16(257)
-    patch = composite(frame, upright, painted, mouth_mask(RESOLUTION))
+    patch = composite(frame, upright, painted)
     wanted, changed = applied(frame, patch), changed_pixels(frame, patch).astype(np.uint8)
-    made = applied(stored, composite(stored, other, painted, mouth_mask(RESOLUTION)))
+    made = applied(stored, composite(stored, other, painted))
     unsqueezed = cv2.resize(made, (frame.shape[1], frame.shape[0]), interpolation=cv2.INTER_LINEAR)
     inside = cv2.erode(changed, np.ones((2 * SOFT_EDGE_PX + 1,) * 2, np.uint8)) > 0
     assert np.abs(unsqueezed[inside].astype(float) - wanted[inside]).mean() < PATCH_LEVELS
@@ -69,7 +68,7 @@ def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path, lip_sync: LipSync) 
             return super().search(picture, *args, **options)  # type: ignore[arg-type]
 
     sound = write_sound(tmp_path / "speech.wav", 0.12)
-    with Watching() as detector:
-        report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), helpers=Helpers(detector))
+    helpers = Helpers(Watching())
+    report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), helpers=helpers)
     assert report.frames_with_face == 3
     assert seen == [(480, 480, 3)]

@@ -20,7 +20,6 @@ from latentsync_trt.cli import main
 from latentsync_trt.errors import BundleError, CheckpointError
 from latentsync_trt.export.syncnet import load_syncnet
 from latentsync_trt.face.align import crop_size_px
-from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.measure.syncnet import EMBEDDING, VIEW_SIZE_PX, SyncMeter, SyncNet, view_of
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
@@ -244,7 +243,7 @@ def test_a_run_shows_the_face_as_it_is_pasted() -> None:
     painted = Patch(30, 80, new.astype(np.uint16) * 257, np.full((40, 50), 0.5, np.float32))
     found = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
     quality = Quality([Fraction(0)], syncnet=[meter])  # type: ignore[list-item]
-    quality.add(frame_at(0, own), 0, found, SEEN, painted.rgb, Pasted(painted, None, None))
+    quality.add(frame_at(0, own), 0, found, SEEN, painted.rgb, (painted, None))
     pasted = own.copy()
     pasted[80:120, 30:80] = np.rint((own[80:120, 30:80].astype(float) + new) / 2)
     assert np.array_equal(shown[0][1], pasted)

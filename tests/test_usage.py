@@ -35,7 +35,7 @@ WRONG_USAGE = [
     ("sync in.wav in.mp4 --bundle SMALL", "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?"),
     ("sync https://host/in.mp4 in.wav", "download it first, or use `latentsync-trt batch`, which reads addresses"),
     (f"{SYNC} --encoder nvenc", "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264"),
-    (f"{SYNC} --resolution 192", "--resolution 192: the built-in bundle is made for"),
+    (f"{SYNC} --resolution 192", "--resolution 192: bundle demo is made for"),
     ("export --unet none.pt", "none.pt: no such file or folder"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.align import mouth_mask
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection

@@ -203,10 +203,10 @@ class ChooseFace(io.ComfyNode):
         from latentsync_trt.measure.page import write_contact_sheet
         from latentsync_trt.sync.faces import analyze
 
-        with working_folder() as folder, MediaPipeDetector() as detector:
+        with working_folder() as folder:
             frames = isinstance(clip, torch.Tensor)
             path = write_images(folder / "clip.mkv", clip, MODEL_FPS) if frames else video_file(clip, folder)
-            tracks, portraits = analyze(path, detector, Bar())
+            tracks, portraits = analyze(path, MediaPipeDetector(), Bar())
             write_contact_sheet(folder / "people.png", tracks, portraits)
             with Image.open(folder / "people.png") as sheet:
                 people = torch.tensor(np.asarray(sheet))[None] / 255

@@ -1,6 +1,18 @@
-"""Which files a graph reads besides its own: a walk over its protobuf, as runs do without the `onnx` package."""
+"""What graphs read from other files: weights, in one file per network, and the names of all those files."""
 
+import hashlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ALIGNMENT_BYTES = 4096
+"""Tensors are page-aligned, so that a runtime can map them into memory."""
+
+INLINE_BELOW_BYTES = 1024
+"""Smaller tensors stay in the graph: compilers need shapes and scalars before they read any weights."""
 
 _INSIDE = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -18,34 +30,67 @@ _INSIDE = {
 _NAMING = {"external data": b"location", "attribute": b"ep_cache_context"}
 """Keys whose values are names of files: of tensors, and of the engine that ONNX Runtime's node `EPContext` loads."""
 
-_VARINT, _SIZED, _FIXED_BYTES = 0, 2, {1: 8, 5: 4}  # types of fields; ONNX has no groups, which are 3 and 4
+
+class WeightsFile:
+    """A new file of tensors, shared by the graphs of a network: equal tensors are stored once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._locations: dict[bytes, tuple[int, int]] = {}
+        path.touch()
+
+    def move_out(self, model: "ir.Model") -> None:
+        """Moves the larger initializers of `model` into this file, one at a time."""
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes >= INLINE_BELOW_BYTES:
+                value.const_value = self.add(tensor)
+
+    def add(self, tensor: "ir.TensorProtocol") -> "ir.ExternalTensor":
+        """The tensor as a reference into this file, appended if it is new."""
+        import numpy as np
+        import onnx_ir as ir
+
+        # As bytes: NumPy has no buffer format for 8-bit floats.
+        data = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+        key = hashlib.sha256(data).digest()
+        if key not in self._locations:
+            with self.path.open("ab") as file:
+                file.write(bytes(-file.tell() % ALIGNMENT_BYTES))
+                self._locations[key] = file.tell(), data.nbytes
+                file.write(data)
+        offset, length = self._locations[key]
+        return ir.ExternalTensor(
+            self.path.name,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name or "",
+            base_dir=self.path.parent,
+        )
 
 
-def external_files(message: memoryview, kind: str = "model") -> Iterator[bytes]:
-    """The names of all files that a graph reads; raises `LookupError` or `ValueError` if this is no graph."""
-    at, texts = 0, dict[str, list[bytes]](key=[], value=[])
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, form = tag >> 3, tag & 7
-        size, at = _varint(message, at) if form in (_VARINT, _SIZED) else (_FIXED_BYTES[form], at)
-        end = at if form == _VARINT else at + size
-        if end > len(message) or tag >> 32:  # of a longer tag, other parsers see a part
-            raise ValueError("a field goes beyond its message")
-        inside = _INSIDE[kind].get(number, "") if form == _SIZED else ""
+def external_files(message: bytes, kind: str = "model") -> Iterator[bytes]:
+    """The names of all files that an ONNX graph reads, found without the package `onnx`, which runs do without.
+
+    Raises:
+        ValueError: this is no graph.
+    """
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    try:
+        fields = UnknownFieldSet(Empty.FromString(message))
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    texts = dict[str, list[bytes]](key=[], value=[])
+    for field in fields:
+        inside = _INSIDE[kind].get(field.field_number, "") if isinstance(field.data, bytes) else ""
         if inside in texts:
-            texts[inside].append(bytes(message[at:end]))
+            texts[inside].append(field.data)
         elif inside:
-            yield from external_files(message[at:end], inside)
-        at = end
+            yield from external_files(field.data, inside)
     if _NAMING.get(kind) in texts["key"]:
         yield from texts["value"]
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number at a place, and the place after it."""
-    value = 0
-    for shift in range(0, 64, 7):
-        value |= (message[at + shift // 7] & 127) << shift
-        if message[at + shift // 7] < 128:
-            return value, at + shift // 7 + 1
-    raise ValueError("a number has more than 64 bits")

@@ -129,7 +129,7 @@ def remember(name: str) -> Path:
         OutputError: the choice cannot be written.
     """
     (folder, _), exported = find_bundle(name), exported_bundles()
-    chosen = folder if folder in exported else next((one for one in exported if one.samefile(folder)), None)
+    chosen = next((one for one in exported if one.samefile(folder)), None)
     if chosen is None:
         raise InputError(
             f"{name}: not in {checkpoints_folder()}; name the built-in bundle, and bundles elsewhere, with `--bundle`"

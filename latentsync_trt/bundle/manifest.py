@@ -56,7 +56,6 @@ STEP_OUTPUTS = ("next_latents", "next_history")
 PIXELS_PER_LATENT = 8
 """Along each axis."""
 
-_MOST = {"resolution_px": 4096, "frames": 256, "ranges": 4096}
 _MOST_BYTES = 1_000_000  # of a manifest; the built-in one has 12,403
 
 HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
@@ -67,6 +66,8 @@ SIZE_STEPS = {
     LATENT_WIDTH: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
 }
 """The variable dimensions of bundles for several resolutions, pictures' in pixels and their latents', with divisors."""
+
+_Size = Annotated[int, Meta(ge=1, le=4096)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,6 @@ class GraphEntry:
     outputs: tuple[TensorEntry, ...]
     forms: Mapping[str, str] = field(default_factory=dict)
 
-    def file_of(self, variant: GraphVariant) -> str:
-        return self.file if variant == "portable" else self.forms[variant]
-
 
 @dataclass(frozen=True, slots=True)
 class DimensionRange:
@@ -106,7 +104,7 @@ class DimensionRange:
 
     minimum: int
     optimum: int
-    maximum: int
+    maximum: _Size
 
     @property
     def fixed(self) -> bool:
@@ -143,8 +141,8 @@ class Manifest:
 
     name: str
     model: str
-    resolution_px: int
-    frames: int
+    resolution_px: _Size
+    frames: Annotated[int, Meta(ge=1, le=256)]
     precision: Precision
     shapes: Shapes
     audio_layers: int
@@ -198,16 +196,13 @@ def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOpti
     wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
     if wanted_px in (None, own_px):
         return own_px
-    if wanted_px not in others_px and manifest.model == DEMO_NAME:
-        cure = "leave it out, or name another bundle with --bundle"
-        raise InputError(f"--resolution {wanted_px}: the built-in bundle is made for {own_px} px only; {cure}")
     if wanted_px not in others_px:
         shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
-        least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
-        raise InputError(
-            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; make one for both with "
-            f"`latentsync-trt export --dynamic --resolution {most_px} --min-resolution {least_px}`"
-        )
+        sizes = f"--resolution {max(wanted_px, own_px)} --min-resolution {min(wanted_px, others_px[0])}"
+        cure = f"make one for both with `latentsync-trt export --dynamic {sizes}`"
+        if manifest.model == DEMO_NAME:
+            cure = "leave it out, or name another bundle with --bundle"
+        raise InputError(f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; {cure}")
     if runtime is not None and runtime.dynamic is False:
         raise InputError(f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out")
     return wanted_px
@@ -225,53 +220,48 @@ class Bundle:
         """Opens a bundle; the contents of graphs are compared with their SHA-256, with `verify` those of weights, too.
 
         Raises:
-            BundleError: no bundle, another format, or a file missing, changed or of another size.
+            BundleError: no bundle, another format, a file missing, changed or of another size, or a graph reads from
+                one that the manifest does not name, which nobody would check.
         """
-        bundle = cls(folder, read_manifest(folder))
-        bundle.check_files(hashes=verify)
-        return bundle
+        manifest = read_manifest(folder)
+        files, graphs = manifest.files, manifest.graphs.values()
+        opened = {name for graph in graphs for name in (graph.file, *graph.forms.values())}
+        used = opened | {graph.weights for graph in graphs}
+        allowed = {name.encode(errors="surrogatepass") for name in used}
+        for name in used | files.keys():
+            if name not in files or Path(name).name != name:
+                raise BundleError(f"{folder}: the manifest names {name!r}, which is no file of this folder")
+
+        def check(name: str) -> None:
+            path = folder / name
+            is_graph = name in opened or path.suffix == ".onnx"
+            if problem := file_problem(path, files[name], hashes=verify or is_graph):
+                raise BundleError(f"{folder}: {problem}; export the model again")
+            if is_graph:
+                try:
+                    unnamed = {*external_files(path.read_bytes())} - allowed
+                except (ValueError, RecursionError) as error:
+                    raise BundleError(f"{path}: is no graph ({error}); export the model again") from error
+                if unnamed:
+                    raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
+
+        # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(check, files))
+        return cls(folder, manifest)
 
     def graph_path(self, name: str, variant: GraphVariant = "portable") -> Path:
         """The `.onnx` file of graph `name`; raises `BundleError` if the bundle lacks it."""
         if name not in self.manifest.graphs:
             raise BundleError(f"{self.folder}: has no graph {name}; export the model again")
-        return self.folder / self.manifest.graphs[name].file_of(variant)
+        entry = self.manifest.graphs[name]
+        return self.folder / (entry.file if variant == "portable" else entry.forms[variant])
 
     def graph_hash(self, name: str) -> str:
         """SHA-256 over a graph and the weights it reads, from the manifest."""
         entry = self.manifest.graphs[name]
         graph, weights = (self.manifest.files[file].sha256 for file in (entry.file, entry.weights))
         return hashlib.sha256(f"{graph} {weights}".encode()).hexdigest()
-
-    def check_files(self, *, hashes: bool = True) -> None:
-        """Raises `BundleError` if a file is missing, or differs in size or, a graph or with `hashes`, in content.
-
-        Or if a graph reads weights from a file that the manifest does not name, which nobody would check.
-        """
-        files, graphs = self.manifest.files, self.manifest.graphs.values()
-
-        def check(name: str) -> None:
-            path = self.folder / name
-            is_graph = name in opened or path.suffix == ".onnx"
-            if problem := file_problem(path, files[name], hashes=hashes or is_graph):
-                raise BundleError(f"{self.folder}: {problem}; export the model again")
-            if is_graph:
-                try:
-                    unnamed = {*external_files(memoryview(path.read_bytes()))} - allowed
-                except (LookupError, ValueError, RecursionError) as error:
-                    raise BundleError(f"{path}: is no graph ({error}); export the model again") from error
-                if unnamed:
-                    raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
-
-        opened = {name for graph in graphs for name in (graph.file, *graph.forms.values())}
-        used = opened | {graph.weights for graph in graphs}
-        allowed = {name.encode(errors="surrogatepass") for name in used}
-        for name in used | files.keys():
-            if name not in files or Path(name).name != name:
-                raise BundleError(f"{self.folder}: the manifest names {name!r}, which is no file of this folder")
-        # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(check, files))
 
 
 def sha256_file(path: Path) -> str:
@@ -313,13 +303,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: missing, not JSON, edited, incomplete, or of another format.
     """
-    manifest = from_values(Manifest, _content(folder), folder / MANIFEST_NAME, BundleError)
-    spans = [manifest.ranges[name].maximum for name in manifest.ranges]
-    sizes = {"resolution_px": manifest.resolution_px, "frames": manifest.frames, "ranges": max(spans, default=1)}
-    for name, size in sizes.items():
-        if not 1 <= size <= _MOST[name]:
-            raise BundleError(f"{folder / MANIFEST_NAME}: {name} is {size}, not 1 to {_MOST[name]}; export it again")
-    return manifest
+    return from_values(Manifest, _content(folder), folder / MANIFEST_NAME, BundleError)
 
 
 def manifest_sha256(folder: Path) -> str:

@@ -222,8 +222,8 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     sheet, saved = (base.with_name(f"{base.name}{suffix}") for suffix in (".png", ".json"))
     check_free(saved, overwrite=overwrite)
     make_folder(base.parent)
-    with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
-        tracks, portraits = analyze(video, detector, show)
+    with progress_bar(hidden=as_json) as show:
+        tracks, portraits = analyze(video, MediaPipeDetector(), show)
         tracks, notice = with_speakers(video, tracks, open_syncnet(None))
     people = summaries(tracks)
     write_png(

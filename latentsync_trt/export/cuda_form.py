@@ -21,21 +21,9 @@ _CHANNELS_PER_THREAD = 2  # of the GroupNorm kernel
 _HALVING_PADS = (0, 0, 1, 1)
 """Padding by diffusers before the encoder's convolutions that halve the size: top, left, bottom, right."""
 
-_SUPPORTED = {
-    "down_block_types": "DownEncoderBlock2D",
-    "up_block_types": "UpDecoderBlock2D",
-    "act_fn": "silu",
-    "mid_block_add_attention": True,
-}
-"""Settings of a VAE."""
 
-
-def obstacle(network: Any) -> str | None:
-    """The reason why the U-Net or VAE has no CUDA form (an unsupported setting or norm); None if it has one."""
-    for setting, supported in _SUPPORTED.items():
-        given = getattr(network.config, setting, supported)
-        if {*given} != {supported} if isinstance(given, tuple | list) else given != supported:
-            return f"its {setting} is {given}, not {supported}"
+def obstacle(network: nn.Module) -> str | None:
+    """The reason why the U-Net or VAE has no CUDA form (a norm that the kernel does not take); None if it has one."""
     norms = {(norm.num_channels, norm.num_groups) for norm in network.modules() if isinstance(norm, nn.GroupNorm)}
     for channels, groups in sorted(norms):
         if channels // groups % _CHANNELS_PER_THREAD:
@@ -50,10 +38,10 @@ def cuda_module(module: nn.Module) -> nn.Module:
         made.unet = CudaUNet(made.unet)
     elif isinstance(module, VaeEncoder):
         made.encoder = CudaHalf(made.encoder)
-        made.quant_conv = made.quant_conv and PointwiseConv(made.quant_conv)
+        made.quant_conv = PointwiseConv(made.quant_conv)
     elif isinstance(module, VaeDecoder):
         made.decoder = CudaHalf(made.decoder)
-        made.post_quant_conv = made.post_quant_conv and PointwiseConv(made.post_quant_conv)
+        made.post_quant_conv = PointwiseConv(made.post_quant_conv)
     return made
 
 

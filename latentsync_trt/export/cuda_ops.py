@@ -78,8 +78,6 @@ def total(parts: Sum) -> Tensor:
 def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
     """The sum normalized by an `nn.LayerNorm`, and the sum."""
     delta, bias, base = parts.delta, parts.bias, parts.base
-    if base is None and bias is None:
-        return norm(delta), delta
     shape, width = delta.shape, delta.shape[-1]
     if base is None and bias is not None:
         # The kernel needs a residual to add a bias; it broadcasts a residual over the batch, so the bias becomes one.

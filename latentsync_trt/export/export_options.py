@@ -19,10 +19,6 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 EXTRA = "export"
 """The extra that installs them."""
 
-_FEWEST_FRAMES = 2
-LONGEST_WINDOW = 24
-"""Number of frame positions in the published checkpoints."""
-
 _file_option, _model_option, _graph_option = (partial(option, group=group) for group in (FILES, "Model", "Graphs"))
 
 
@@ -53,8 +49,8 @@ class ExportOptions:
         16,
         "Frames in a window; the models were trained at 16.",
         advanced=True,
-        minimum=_FEWEST_FRAMES,
-        maximum=LONGEST_WINDOW,
+        minimum=2,
+        maximum=24,  # positions in the published checkpoints
     )
     precision: Literal["fp32", "fp16"] = _model_option(
         "fp32",

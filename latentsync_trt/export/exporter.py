@@ -1,7 +1,7 @@
 """A whole export: loads checkpoints, writes graphs, verifies them, writes the manifest, then publishes the bundle."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from latentsync_trt.audio.mel import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle import manifest as bundle
-from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.bundle.external import WeightsFile
 from latentsync_trt.export.cuda_form import cuda_module, obstacle
 from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
-from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
+from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph, save_graph, verify_graph
 from latentsync_trt.export.networks import Networks, VaeDecoder, VaeEncoder, load_networks
 from latentsync_trt.export.published import origin
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
-from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.files import published_folder
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.values import RESOLUTION_STEP_PX
@@ -34,9 +32,6 @@ VERIFIED_PX = 128
 
 AUDIO_POSITIONS_PER_FRAME = 10
 _MOST_SEGMENTS = 8
-
-# The audio encoder is not among them: it runs only once per 30 s of speech.
-_CUDA_NETWORKS = ("unet", "vae")
 
 # The VAE's features of one 512 px image take half a gigabyte in half precision; batches of more are not faster.
 _MOST_IMAGES = 4
@@ -63,10 +58,9 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
-    tools = bundle.tool_versions(TOOLS, extra=EXTRA)
+    tools, report = bundle.tool_versions(TOOLS, extra=EXTRA), progress or (lambda *_: None)
     bundle.check_target(options.folder)
     sources = find_sources(options)
-    report = progress or (lambda *_: None)
     report("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
     described = {role: _described(path, options.model) for role, path in asdict(sources).items()}
@@ -74,9 +68,13 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     exact = networks
     if options.verify and options.precision == "fp16":
         exact = load_networks(sources, options, torch.float32)
-    plans = plan_graphs(networks, options)
+    plans, obstacles = plan_graphs(networks, options), cuda_obstacles(networks, options)
+    formed = {network for network, reason in obstacles.items() if reason is None}
+    notes = [f"{name}: no graphs in the CUDA variant, as {reason}" for name, reason in obstacles.items() if reason]
+    if options.verify and options.resolution_px > VERIFIED_PX:
+        notes.append(f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks")
     with published_folder(options.folder) as staged:
-        graphs, verification = _write_graphs(staged, plans, _verifier(networks, exact, options), report)
+        graphs, verification = _write_graphs(staged, plans, formed, _verifier(networks, exact, options), report)
         np.save(staged / MEL_FILTERS, computed_filters())
         manifest = bundle.Manifest(
             name=options.folder.name,
@@ -95,7 +93,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
             sources=described,
             tools=tools,
             verification=verification,
-            notes=tuple(_notes(networks, options)),
+            notes=tuple(notes),
         )
         bundle.write_manifest(staged, manifest)
     report("done", 1.0)
@@ -105,57 +103,56 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network, with example inputs for verification."""
     vae, whisper, frames = networks.vae, networks.whisper.config, options.frames
-    # The largest divisor of a window that is not above `_MOST_IMAGES`.
-    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if frames % count == 0)
-    images, windows = bundle.DimensionRange(1, at_once, _MOST_IMAGES), bundle.DimensionRange(1, 1, options.max_windows)
-    audio = GraphPlan(bundle.AUDIO_ENCODER, bundle.AUDIO_ENCODER, networks.whisper, {}, ("features",))
+    picture, size = (bundle.HEIGHT, bundle.WIDTH), (bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
     mel: Shapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
-    encoder = GraphPlan(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), {}, ("latent",))
-    decoder = GraphPlan(bundle.VAE_DECODER, "vae", VaeDecoder(vae), {}, ("image",))
-    latent = ("images", LATENT_CHANNELS, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
+    image: Shapes = {"image": ("images", 3, *picture)}
+    latent: Shapes = {"latent": ("images", LATENT_CHANNELS, *size)}
     plans = [
-        _with_inputs(audio, mel, "segments", bundle.DimensionRange(1, 1, _MOST_SEGMENTS), options),
-        _with_inputs(encoder, {"image": ("images", 3, bundle.HEIGHT, bundle.WIDTH)}, "images", images, options),
-        _with_inputs(decoder, {"latent": latent}, "images", images, options),
+        _planned(bundle.AUDIO_ENCODER, bundle.AUDIO_ENCODER, networks.whisper, mel, ("features",), options),
+        _planned(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), image, ("latent",), options),
+        _planned(bundle.VAE_DECODER, "vae", VaeDecoder(vae), latent, ("image",), options),
     ]
-    size = (frames, bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
-    latents = ("windows", LATENT_CHANNELS, *size)
-    conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, *size)
+    latents = ("windows", LATENT_CHANNELS, frames, *size)
+    conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *size)
     tokens = ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width)
     step = dict(zip(bundle.STEP_INPUTS, (latents, conditioning, tokens, (), (), latents, (5,)), strict=True))
     for guided in (True, False):
-        hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size[1:])
+        hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size)
         for cached in (False, True):
-            plan = GraphPlan(
-                name=bundle.step_graph(guided=guided, cached=cached),
-                network="unet",
-                module=DenoiseStep(networks.unet, guided=guided, cached=cached),
-                inputs={},
-                outputs=bundle.STEP_OUTPUTS if cached else (*bundle.STEP_OUTPUTS, bundle.HIDDEN),
-            )
+            name = bundle.step_graph(guided=guided, cached=cached)
+            module = DenoiseStep(networks.unet, guided=guided, cached=cached)
             shapes: Shapes = step | {bundle.HIDDEN: hidden} if cached else step
-            plans.append(_with_inputs(plan, shapes, "windows", windows, options))
+            outputs = bundle.STEP_OUTPUTS if cached else (*bundle.STEP_OUTPUTS, bundle.HIDDEN)
+            plans.append(_planned(name, "unet", module, shapes, outputs, options))
+    return plans
+
+
+def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str | None]:
+    """Why networks have no CUDA variant, None for those that get one; empty if none was asked for.
+
+    The audio encoder is not among them: it runs only once per 30 s of speech.
+    """
     if not options.cuda_form:
-        return plans
-    formed = set(_CUDA_NETWORKS) - cuda_obstacles(networks, options).keys()
-    return [replace(plan, cuda_module=cuda_module(plan.module)) if plan.network in formed else plan for plan in plans]
+        return {}
+    return {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in ("unet", "vae")}
 
 
-def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
-    """Why networks of `_CUDA_NETWORKS` have no CUDA variant, by network."""
-    found = {name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name)) for name in _CUDA_NETWORKS}
-    return {network: reason for network, reason in found.items() if reason is not None}
-
-
-def _with_inputs(
-    plan: GraphPlan, shapes: Shapes, batch: str, allowed: bundle.DimensionRange, options: ExportOptions
+def _planned(
+    name: str, network: str, module: nn.Module, shapes: Shapes, outputs: tuple[str, ...], options: ExportOptions
 ) -> GraphPlan:
     """The plan with example inputs of `shapes` and, for `--dynamic`, with variable dimensions.
 
-    `batch`: the dimension that counts windows, images or segments, `allowed` at a time.
+    The first dimension of the first input counts windows, images or segments.
     """
-    dtype = _DTYPES[options.precision]
-    least, most = options.min_resolution_px, options.resolution_px
+    dtype, least, most = _DTYPES[options.precision], options.min_resolution_px, options.resolution_px
+    # The largest divisor of a window that is not above `_MOST_IMAGES`.
+    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0)
+    allowed = {
+        "segments": bundle.DimensionRange(1, 1, _MOST_SEGMENTS),
+        "images": bundle.DimensionRange(1, at_once, _MOST_IMAGES),
+        "windows": bundle.DimensionRange(1, 1, options.max_windows),
+    }
+    batch = str(next(iter(shapes.values()))[0])
 
     def example(count: int, size_px: int) -> dict[str, Tensor]:
         sizes = {name: size_px * step // RESOLUTION_STEP_PX for name, step in bundle.SIZE_STEPS.items()}
@@ -166,8 +163,8 @@ def _with_inputs(
         }
 
     if not options.dynamic:
-        return replace(plan, inputs=example(allowed.optimum, most))
-    ranges = {batch: allowed}
+        return GraphPlan(name, network, module, example(allowed[batch].optimum, most), outputs)
+    ranges = {batch: allowed[batch]}
     if least < most:
         ranges |= {
             name: bundle.DimensionRange(*(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most)))
@@ -175,16 +172,12 @@ def _with_inputs(
             if any(name in shape for shape in shapes.values())
         }
     middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
-    return replace(
-        plan,
-        inputs=example(2, most),
-        further_inputs=tuple(example(1, size_px) for size_px in ({most, least, middle} if len(ranges) > 1 else {most})),
-        dynamic={
-            name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
-            for name, shape in shapes.items()
-        },
-        ranges=ranges,
-    )
+    further = {most, least, middle} if len(ranges) > 1 else {most}
+    dynamic = {
+        name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges} for name, shape in shapes.items()
+    }
+    inputs, others = example(2, most), tuple(example(1, size_px) for size_px in further)
+    return GraphPlan(name, network, module, inputs, outputs, dynamic, ranges, others)
 
 
 def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
@@ -197,27 +190,29 @@ def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
 
 
 def _write_graphs(
-    folder: Path, plans: list[GraphPlan], verify: Callable[[Path, GraphPlan], float] | None, report: Progress
+    folder: Path,
+    plans: list[GraphPlan],
+    formed: Collection[str],
+    verify: Callable[[Path, GraphPlan], float] | None,
+    report: Progress,
 ) -> tuple[dict[str, bundle.GraphEntry], dict[str, float]]:
-    """Writes the graphs, in every form that they have; returns their entries and, if verified, largest errors."""
+    """Writes the graphs, those of networks `formed` in the CUDA form, too; returns entries and, if verified, errors."""
     graphs: dict[str, bundle.GraphEntry] = {}
     verification: dict[str, float] = {}
     for network, group in groupby(plans, lambda plan: plan.network):
-        with WeightsFile(folder / f"{network}.weights") as weights:
-            for plan in group:
-                share, place = len(graphs) / len(plans), f"{plan.name} ({len(graphs) + 1} of {len(plans)})"
-                report(f"exporting {place}", share)
-                entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-                if plan.cuda_module is not None:
-                    model = build_cuda_graph(plan, plan.cuda_module)
-                    cuda = save_graph(model, folder / f"{plan.name}.cuda.onnx", weights)
-                    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-                        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-                    entry = replace(entry, forms={"cuda": cuda.file})
-                graphs[plan.name] = entry
-                if verify is not None:
-                    report(f"verifying {place}", share)
-                    verification[plan.name] = verify(folder / entry.file, plan)
+        weights = WeightsFile(folder / f"{network}.weights")
+        for plan in group:
+            share, place = len(graphs) / len(plans), f"{plan.name} ({len(graphs) + 1} of {len(plans)})"
+            report(f"exporting {place}", share)
+            entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
+            if network in formed:
+                model = build_graph(plan, cuda_module(plan.module))
+                cuda = save_graph(model, folder / f"{plan.name}.cuda.onnx", weights)
+                entry = replace(entry, forms={"cuda": cuda.file})
+            graphs[plan.name] = entry
+            if verify is not None:
+                report(f"verifying {place}", share)
+                verification[plan.name] = verify(folder / entry.file, plan)
     return graphs, verification
 
 
@@ -229,10 +224,9 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
     if not options.verify:
         return None
     large = options.resolution_px > VERIFIED_PX
-    compared = replace(options, cuda_form=False)
     if large:
-        compared = replace(compared, resolution=VERIFIED_PX, min_resolution=options.min_resolution and VERIFIED_PX // 2)
-    plans, truths = ({plan.name: plan for plan in plan_graphs(each, compared)} for each in (networks, exact))
+        options = replace(options, resolution=VERIFIED_PX, min_resolution=options.min_resolution and VERIFIED_PX // 2)
+    plans, truths = ({plan.name: plan for plan in plan_graphs(each, options)} for each in (networks, exact))
 
     def verify(path: Path, plan: GraphPlan) -> float:
         smaller, truth = plans[plan.name], truths[plan.name].module
@@ -241,19 +235,10 @@ def _verifier(networks: Networks, exact: Networks, options: ExportOptions) -> Ca
         Session(path)  # raises if it cannot be loaded
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
             graph = Path(folder) / path.name
-            with WeightsFile(graph.with_suffix(".weights")) as weights:
-                save_graph(build_graph(smaller), graph, weights)
+            save_graph(build_graph(smaller), graph, WeightsFile(graph.with_suffix(".weights")))
             return verify_graph(graph, smaller, truth, options.precision)
 
     return verify
-
-
-def _notes(networks: Networks, options: ExportOptions) -> Iterator[str]:
-    if options.cuda_form:
-        for network, reason in cuda_obstacles(networks, options).items():
-            yield f"{network}: no graphs in the CUDA variant, as {reason}"
-    if options.verify and options.resolution_px > VERIFIED_PX:
-        yield f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
 
 
 def _described(source: Path, model: str) -> dict[str, str]:

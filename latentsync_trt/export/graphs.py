@@ -1,26 +1,30 @@
-"""Exports a PyTorch module as an ONNX graph."""
+"""Exports a PyTorch module as an ONNX graph, and compares the graph with it: shapes, then values."""
 
 import gc
 import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from latentsync_trt.bundle import manifest as bundle
-from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.bundle.external import WeightsFile
+from latentsync_trt.errors import CheckpointError, ExportMismatch
 from latentsync_trt.export.cuda_ops import VERSIONS
+from latentsync_trt.runtime.engines.session import Array, Session
 
 OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
@@ -43,15 +47,36 @@ _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _REPEATED_ELEMENTS = 1 << 17
 """The most of one that only repeats others: positions, but not zeros in the shape of features."""
 
+FACTOR = 3.0
+"""How many times the error of PyTorch's own float16 a graph may have. Both have the same roundings in another order:
+graphs of narrow networks had 0.3 to 0.9 times PyTorch's error (128 px)."""
+
+FLOOR = 1e-3
+"""The smallest limit, relative to an output's largest value; in float32 the only one. Graphs of narrow networks in
+float32 differed by less than 1e-5, and by 2e-4 where norms have groups of two values. In float16 graphs of few
+operations may round once where PyTorch does not."""
+
+CEILING = 0.2
+"""The largest limit: with errors above it, a precision does not suit a network."""
+
+_PRODUCTS = {
+    F.conv1d,
+    F.conv2d,
+    F.linear,
+    F.scaled_dot_product_attention,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    torch.matmul,
+}
+
 
 @dataclass(frozen=True)
 class GraphPlan:
     """What to export.
 
-    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form;
-    `cuda_module`: in the CUDA form, if any. `inputs`: name → example, in the order of `forward`.
-    `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → allowed values. `further_inputs`:
-    other sizes within the ranges, for verification.
+    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form. `inputs`: name →
+    example, in the order of `forward`. `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → allowed
+    values. `further_inputs`: other sizes within the ranges, for verification.
     """
 
     name: str
@@ -62,26 +87,27 @@ class GraphPlan:
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     ranges: Mapping[str, bundle.DimensionRange] = field(default_factory=dict)
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
-    cuda_module: nn.Module | None = None
 
 
-def build_graph(plan: GraphPlan) -> ir.Model:
-    """The portable graph, traced from `plan.module`; weights still refer to the module's tensors."""
-    with _tracing():
-        model = _trace(plan, plan.module)
-        # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
-        optimizer.fold_constants(model)
-        return _tidy(model, plan.name)
-
-
-def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
-    """The graph in the CUDA form, traced from `module`."""
-    with _tracing():
-        model = _trace(plan, module)
-        optimizer.fold_constants(model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS)
-        _tidy(model, plan.name)
-        _finish(model)
-        return _tidy(model, plan.name)
+def build_graph(plan: GraphPlan, cuda_module: nn.Module | None = None) -> ir.Model:
+    """The graph, traced from the plan's module, or in the CUDA form; weights still refer to the module's tensors."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of missing packages
+    # With millions of live objects, looking for cycles takes a tenth of an export.
+    gc.disable()
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            warnings.simplefilter("ignore", DeprecationWarning)  # of calls of the exporter's own
+            model = _trace(plan, cuda_module or plan.module)
+            if cuda_module is None:
+                # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
+                optimizer.fold_constants(model)
+            else:
+                optimizer.fold_constants(model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS)
+                _tidy(model, plan.name)
+                _finish(model)
+            return _tidy(model, plan.name)
+    finally:
+        gc.enable()
 
 
 def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> bundle.GraphEntry:
@@ -210,21 +236,72 @@ def _finish(model: ir.Model) -> None:
             node.resize_outputs(len(node.outputs) - 1)
 
 
-@contextmanager
-def _tracing() -> Iterator[None]:
-    """Silences the exporter's messages about missing packages and its own deprecated calls, and collects no garbage.
+class SumsInSingle(TorchFunctionMode):
+    """Within this context products of float16 are summed up in float32 and then rounded, as GPUs do.
 
-    With millions of live objects, looking for cycles takes a tenth of an export.
+    PyTorch's own float16 products on a CPU are up to fifty times slower, and no more exact.
     """
-    logger, collecting = logging.getLogger("torch.onnx"), gc.isenabled()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    gc.disable()
-    try:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        logger.setLevel(level)
-        if collecting:
-            gc.enable()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func not in _PRODUCTS or args[0].dtype != torch.float16:
+            return func(*args, **kwargs or {})
+        return func(*map(_single, args), **{name: _single(value) for name, value in (kwargs or {}).items()}).half()
+
+
+def _single(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
+
+
+def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) -> float:
+    """Runs the graph and `truth`, the module in float32 with unrounded weights, on the same inputs on the CPU.
+
+    For float16, also `plan.module` that the graph was exported from: what PyTorch's own rounding costs.
+
+    Returns:
+        The graph's largest error, relative to the largest value of the output it is in.
+
+    Raises:
+        ExportMismatch: shapes differ, a value is not finite, or an error exceeds its limit.
+        CheckpointError: PyTorch's own results are not finite.
+    """
+    session = Session(path)
+    dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
+    worst = 0.0
+    for inputs in (plan.inputs, *plan.further_inputs):
+        outputs = session.run({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})
+        given = [value.to(torch.float32) if value.is_floating_point() else value for value in inputs.values()]
+        exact = own = _results(truth, given, nullcontext())
+        if precision == "fp16":
+            own = _results(plan.module, inputs.values(), SumsInSingle())
+        for name, *values in zip(plan.outputs, outputs, own, exact, strict=True):
+            worst = max(worst, _error(f"{path.name}, output {name}", precision, *values))
+    return worst
+
+
+def _results(module: nn.Module, inputs: Iterable[Tensor], arithmetic: Any) -> list[Array]:
+    with torch.inference_mode(), arithmetic:
+        found = module(*inputs)
+    return [value.double().numpy() for value in (found if isinstance(found, tuple) else (found,))]
+
+
+def _error(what: str, precision: str, output: Array, own: Array, exact: Array) -> float:
+    if output.shape != exact.shape:
+        raise ExportMismatch(f"{what}: shape {output.shape}, PyTorch gives {exact.shape}; please report it")
+    if not np.isfinite(exact).all():
+        raise CheckpointError(f"{what}: PyTorch gives values that are not finite; the checkpoint is damaged")
+    for values, source in ((own, "PyTorch in the same precision"), (output, "the graph")):
+        if bad := np.count_nonzero(~np.isfinite(values)):
+            cure = "export with --precision fp32, whose range is larger"
+            raise ExportMismatch(f"{what}: {bad} values of {source} are not finite; {cure}")
+    largest = float(np.abs(exact).max()) or 1.0
+    graph, pytorch = (float(np.abs(values - exact).max()) / largest for values in (output, own))
+    limit = min(max(FLOOR, FACTOR * pytorch), CEILING)
+    if graph > limit:
+        raise ExportMismatch(
+            f"{what}: differs from PyTorch by {graph:.2e} of its range; the limit is {limit:.2e}, by PyTorch's own "
+            f"{precision}. The graph is wrong, or {precision} does not suit these weights: please report it; "
+            "--precision fp32 has smaller errors, --no-verify writes the bundle unchecked"
+        )
+    return graph

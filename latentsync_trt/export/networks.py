@@ -14,7 +14,6 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.layers import Linear, attend, join_heads, split_heads
@@ -24,7 +23,18 @@ from latentsync_trt.paths import why_missing
 WHISPER_PREFIX = "encoder."
 WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
 _UNET_FILE, _WHISPER_FILE = "a LatentSync U-Net", "one of OpenAI's Whisper models"
-_POSITIONS_WITHOUT_MOTION = 24
+
+_VAE_SETTINGS = {
+    "latent_channels": LATENT_CHANNELS,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "act_fn": "silu",
+    "mid_block_add_attention": True,
+    "use_quant_conv": True,
+    "use_post_quant_conv": True,
+    "shift_factor": None,
+}
+"""Of the VAE of Stable Diffusion 1, where they decide which layers there are; latents are at an eighth of the size."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -114,14 +124,12 @@ class VaeEncoder(nn.Module):
     def __init__(self, vae: Any) -> None:
         super().__init__()
         self.encoder, self.quant_conv = vae.encoder, vae.quant_conv
-        self.scale, self.shift = _scaling(vae)
+        self.scale = float(vae.config.scaling_factor)
 
     def forward(self, image: Tensor) -> Tensor:
-        moments = self.encoder(image.to(self.encoder.conv_in.weight.dtype))
-        if self.quant_conv is not None:
-            moments = self.quant_conv(moments)
+        moments = self.quant_conv(self.encoder(image.to(self.encoder.conv_in.weight.dtype)))
         mode: Tensor = moments[:, :LATENT_CHANNELS].float()
-        return (mode - self.shift) * self.scale
+        return mode * self.scale
 
 
 class VaeDecoder(nn.Module):
@@ -130,17 +138,11 @@ class VaeDecoder(nn.Module):
     def __init__(self, vae: Any) -> None:
         super().__init__()
         self.decoder, self.post_quant_conv = vae.decoder, vae.post_quant_conv
-        self.scale, self.shift = _scaling(vae)
+        self.scale = float(vae.config.scaling_factor)
 
     def forward(self, latent: Tensor) -> Tensor:
-        unscaled = (latent / self.scale + self.shift).to(self.decoder.conv_in.weight.dtype)
-        if self.post_quant_conv is not None:
-            unscaled = self.post_quant_conv(unscaled)
-        return self.decoder(unscaled).float()
-
-
-def _scaling(vae: Any) -> tuple[float, float]:
-    return float(vae.config.scaling_factor), float(vae.config.shift_factor or 0.0)
+        unscaled = (latent / self.scale).to(self.decoder.conv_in.weight.dtype)
+        return self.decoder(self.post_quant_conv(unscaled)).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +190,10 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
     missing = report["missing_keys"]
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} tensors missing, first {missing[0]}")
-    channels, part = vae.config.latent_channels, 2 ** (len(vae.config.block_out_channels) - 1)
-    if (channels, part) != (LATENT_CHANNELS, PIXELS_PER_LATENT):
-        raise CheckpointError(
-            f"{folder}: {channels} latent channels at 1/{part} size; "
-            f"LatentSync needs {LATENT_CHANNELS} at 1/{PIXELS_PER_LATENT}"
-        )
+    for setting, needed in _VAE_SETTINGS.items():
+        given = vae.config[setting]
+        if (tuple(given) if isinstance(given, list) else given) != needed:
+            raise CheckpointError(f"{folder}: its {setting} is {given}; LatentSync needs {needed}")
     for name, tensor in vae.state_dict().items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{folder}: {name} has values that are not finite; the weights are damaged")
@@ -263,7 +263,7 @@ def _infer_config(tensors: Tensors) -> UNetConfig:
         attention=present(spatial),
         motion_down=present(f"down_{temporal}"),
         motion_up=present(f"up_{temporal}"),
-        positions=tables[0].shape[1] if tables else _POSITIONS_WITHOUT_MOTION,
+        positions=tables[0].shape[1],
     )
 
 

@@ -114,8 +114,8 @@ def _missing(repository: Repository) -> list[str]:
 def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> None:
     """Raises `CheckpointError` if the hub does not answer, and `InputError` or `OutputError` if the checkpoints' folder
     cannot take the downloads and `more_bytes`."""
-    for first in downloads[:1]:
-        _check_answer(first, downloads)
+    if downloads:
+        _check_answer(downloads)
     folder = checkpoints_folder()
     check_folder_to_write(folder)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
@@ -127,10 +127,10 @@ def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> Non
         )
 
 
-def _check_answer(first: Repository, downloads: Sequence[Repository]) -> None:
+def _check_answer(downloads: Sequence[Repository]) -> None:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
-    http_error = _set_up_hub()
+    first, http_error = downloads[0], _set_up_hub()
     try:  # without the retries of a download
         address = hf_hub_url(first.name, next(iter(first.files)), revision=first.revision)
         get_hf_file_metadata(address, timeout=_ANSWER_S)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.find import SYNCNET_FILE
 from latentsync_trt.bundle.manifest import DimensionRange, sha256_file
 from latentsync_trt.errors import CheckpointError, OutputError
-from latentsync_trt.export.graphs import GraphPlan, build_graph
-from latentsync_trt.export.verify import verify_graph
+from latentsync_trt.export.graphs import GraphPlan, build_graph, verify_graph
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.syncnet import AT_ONCE, EMBEDDING, INPUTS, OUTPUTS, REACH
 from latentsync_trt.paths import why_missing

@@ -1,14 +1,15 @@
-"""Aligns a face to the pose of the training data, and makes pixels square. Pure."""
+"""The pose of the training data: aligning a face to it, the mouth mask there, and affine transforms. Pure."""
 
 from cmath import phase, rect
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, floor, hypot, inf, sqrt
 
 import cv2
 import numpy as np
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array
 
@@ -19,9 +20,20 @@ _ENLARGE_NUMERATOR, _ENLARGE_DENOMINATOR = 28, 10 * 256
 
 _NEW_BIAS_SHARE = 0.8
 """Weight of the current frame in the running mean of the nose residual."""
-
 OUTSIDE = 127
 """Level of crop pixels outside the frame."""
+# Both sides of the region in the 256 × 256 picture of the public release, pixel for pixel: rows, and of
+# each the first generated column and the first kept one beyond. On straight lines in between, rounded.
+_DRAWN_PX = 256
+_LEFT = (
+    (95, 129, 170, 179, 189, 196, 207, 214, 217, 219, 222, 232, 235, 237, 238, 241, 242),
+    (9, 9, 12, 17, 23, 29, 39, 48, 52, 56, 60, 80, 87, 93, 95, 108, 131),
+)
+_RIGHT = (
+    (95, 127, 128, 169, 178, 196, 205, 213, 222, 228, 231, 234, 239, 242),
+    (247, 247, 248, 245, 240, 228, 220, 212, 200, 190, 184, 176, 165, 153),
+)
+_NOSE_ROWS, _NOSE_COLUMNS = slice(95, 128), slice(78, 178)
 
 # A bilinear sample needs one more pixel on each side; the second covers rounding.
 _SAMPLE_MARGIN_PX = 2
@@ -36,17 +48,13 @@ def crop_size_px(resolution: int) -> tuple[int, int]:
 def align(points: Float32Array, bias: complex | None, resolution: int) -> tuple[Float64Array, complex]:
     """Returns the similarity transform `(2, 3)` from frame to crop pixels, and the `bias` for the track's next frame.
 
-    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation.
-    The nose residual (template minus face, normalized, before rotation) is averaged over the track
-    and added unscaled to the translation, as in the networks' training data.
+    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation. The nose residual
+    (template minus face, normalized, before rotation) is averaged over the track and added unscaled to the translation,
+    as in the networks' training data. Raises `InputError` if the points coincide or are not finite.
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
-        bias: the averaged nose residual, x + iy; None at the start of a track.
-        resolution: the network's H = W in pixels.
-
-    Raises:
-        InputError: the points coincide or are not finite.
+        bias: the averaged nose residual, x + iy; None at the start of a track. resolution: the network's H = W.
     """
     face, face_center, face_spread = _normalized([complex(*point) for point in points.tolist()])
     pose, pose_center, pose_spread = _pose(resolution)
@@ -119,10 +127,7 @@ def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
 def frame_rectangle(
     matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...], margin_px: int
 ) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom (exclusive) of a crop in the frame plus `margin_px`, clipped to the frame.
-
-    Empty for a crop outside the frame.
-    """
+    """Left, top, right, bottom (exclusive) of a crop in the frame plus `margin_px`, clipped to the frame."""
     starts, ends = list[int](), list[int]()
     for (along, across, start), length in zip(inverse(matrix).tolist(), frame_shape[1::-1], strict=True):
         # To the centers of the crop's corner pixels.
@@ -150,6 +155,29 @@ def stretch(picture: Picture, aspect: Fraction) -> Float64Array:
 def composed(first: Float64Array, then: Float64Array) -> Float64Array:
     """The affine `(2, 3)` that does what `first` and `then` do, one after the other."""
     return np.column_stack([then[:, :2] @ first[:, :2], then[:, :2] @ first[:, 2] + then[:, 2]])
+
+
+@lru_cache(maxsize=8)
+def mouth_mask(resolution: int) -> Float32Array:
+    """The mask of an aligned face, H = W = `resolution`: float32 `(H, W)`, 1 = kept, 0 = generated; read-only.
+
+    Resized as in training, by Lanczos' filter in 8 bits: at other sizes than 256 px, it has values in between.
+    """
+    rows, columns = np.arange(_DRAWN_PX)[:, None], np.arange(_DRAWN_PX)
+    left, right = (np.rint(np.interp(rows, at, edge)) for at, edge in (_LEFT, _RIGHT))
+    inside = (rows >= _LEFT[0][0]) & (rows <= _LEFT[0][-1]) & (columns >= left) & (columns < right)
+    drawn = np.where(inside, 0, 255).astype(np.uint8)
+    drawn[_NOSE_ROWS, _NOSE_COLUMNS] = 255
+    resized = cv2.resize(drawn, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
+    mask = np.asarray(resized / 255, np.float32)
+    mask.flags.writeable = False
+    return mask
+
+
+def latent_mask(resolution: int) -> Float32Array:
+    """`mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of each 8×8 block, as in
+    training."""
+    return np.ascontiguousarray(mouth_mask(resolution)[::PIXELS_PER_LATENT, ::PIXELS_PER_LATENT])
 
 
 @cache

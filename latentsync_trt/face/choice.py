@@ -21,11 +21,10 @@ T = TypeVar("T")
 
 FADE_S = Fraction(4, 25)
 """Time between a frame that shows none of a painted face and one that shows all of it."""
-
 Shares = dict[int, Fraction]
 """How much of each person's painted face shows, in ]0, 1]."""
-
-
+PaintedPeople = tuple[Fraction, set[int], int | None]
+"""Time of a frame, whose faces are painted in it, and the number of its shot, None where no face was searched."""
 LARGEST = FaceChoice("largest")
 _PATIENCE_S = 1
 
@@ -45,12 +44,9 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
 
 
 class Chooser:
-    """Follows a choice through a clip.
-
-    The largest, leftmost or rightmost face of a shot's first frame with faces stays chosen in that
-    shot; while its person is away for longer than a second, another is chosen in the same way. The
-    one at a place is chosen once, and kept in all shots.
-    """
+    """Follows a choice through a clip: the largest, leftmost or rightmost face of a shot's first frame with faces stays
+    chosen in that shot; while its person is away for longer than a second, another is chosen in the same way. The one
+    at a place is chosen once, and kept in all shots."""
 
     def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:
         self._speakers = speakers_of(choice)
@@ -108,11 +104,8 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedFace:
-    """The face in one frame.
-
-    `track_id` changes whenever the face is not that of the previous frame, or its shot ended there. `matrix (2, 3)`
-    float64: frame pixels → crop pixels.
-    """
+    """The face in one frame. `track_id` changes where it is not that of the previous frame, or its shot ended.
+    `matrix (2, 3)` float64: frame pixels → crop pixels."""
 
     face: Face
     track_id: int
@@ -130,43 +123,38 @@ class MainFace:
     def update(self, frame: Picture) -> TrackedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
         self._frames += 1
-        chosen = self._chooser.choose(self._tracker.update(frame), Fraction(self._frames, MODEL_FPS))
+        time_s = Fraction(self._frames, MODEL_FPS)
+        chosen = self._chooser.choose(self._tracker.update(frame, time_s), time_s)
         placed = self._runs.advance({one.track_id: one.face for one, _ in chosen})
         for one, _ in chosen:
             return TrackedFace(one.face, *placed[one.track_id])
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class People:
-    """Whose faces are painted in a frame. `shot`: its number, None where no face was searched."""
-
-    time_s: Fraction
-    people: set[int]
-    shot: int | None
-
-
-def faded(items: Generator[T, None, None], people_in: Callable[[T], People]) -> Generator[tuple[T, Shares], None, None]:
+def faded(
+    items: Generator[T, None, None], painted_in: Callable[[T], PaintedPeople]
+) -> Generator[tuple[T, Shares], None, None]:
     """Every item, one for each frame, in order with the shares of its faces; holds back those of the last `FADE_S`.
 
     At cuts, and at both ends of the clip, nothing fades.
     """
     held: deque[tuple[T, Fraction, Shares]] = deque()
     begins_s: dict[int, Fraction | None] = {}
-    last: People | None = None
+    last_s: Fraction | None = None
+    last_shot: int | None = None
     with closing(items):
         for item in items:
-            now = people_in(item)
-            is_cut = last is None or (None not in (last.shot, now.shot) and last.shot != now.shot)
+            time_s, people, shot = painted_in(item)
+            is_cut = None not in (last_shot, shot) and last_shot != shot
+            before_s = None if is_cut else last_s
             if not is_cut:
-                _fade_out(held, begins_s.keys() - now.people, now.time_s)
-            before_s = None if is_cut or last is None else last.time_s
-            begins_s = {person: begins_s.get(person, before_s) for person in now.people}
-            held.append((item, now.time_s, {one: _share(begin_s, now.time_s) for one, begin_s in begins_s.items()}))
-            while held and held[0][1] <= now.time_s - FADE_S:
+                _fade_out(held, begins_s.keys() - people, time_s)
+            begins_s = {person: begins_s.get(person, before_s) for person in people}
+            held.append((item, time_s, {one: _share(begin_s, time_s) for one, begin_s in begins_s.items()}))
+            while held[0][1] <= time_s - FADE_S:
                 item, _, shares = held.popleft()
                 yield item, shares
-            last = now
+            last_s, last_shot = time_s, shot
     yield from ((item, shares) for item, _, shares in held)
 
 

@@ -1,55 +1,55 @@
-"""Face detection with MediaPipe's BlazeFace and FaceMesh networks."""
+"""Face detection with MediaPipe's BlazeFace and FaceMesh networks, and its settings; see Bazarevsky et al. 2019."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, inf, pi
 from pathlib import Path
-from typing import Self
 
 import cv2
 import numpy as np
 
-from latentsync_trt.face.geometry import (
-    FULL_RANGE,
-    SHORT_RANGE,
-    BlazeModel,
-    Region,
-    converged,
-    cut,
-    decode,
-    face_of,
-    overlap,
-    region_around,
-    region_of,
-    to_frame,
-)
+from latentsync_trt.face.geometry import Region, face_of, iou, overlap
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
-
+_SAME_BOX_IOU, _KEYPOINTS = 0.3, 6
+_LOGIT_LIMIT = 80.0
+"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
 _LEAST_LOGIT = 0.0
 """Of a mesh: a probability of one half."""
 _MAX_FACES = 8
 """Most candidates that the mesh network examines per frame or tile, best first."""
-
 _CERTAIN_LOGIT = 14.0
 """Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to its region, with
 logits of up to 9.1 in 220 pictures; on those that are not, logits begin at 18.9."""
-
 _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
-
-TILE_PX = 480
-"""A tenth of it is the smallest face that is worth painting: BlazeFace finds nine of ten faces that
-are a tenth as high as its square picture or more."""
+_TILE_PX = 480
+"""A tenth of it is the smallest face worth painting: BlazeFace finds 9 of 10 a tenth as high as its square picture."""
 _MOST_ALONG = 9
 """Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
 _OVERLAP = 0.25
 """So that a face which is too small for the next larger search is whole in one tile, or nearly so."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlazeModel:
+    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
+
+    name: str
+    side_px: int
+    grids: tuple[tuple[int, int], ...]
+    least_score: float
+
+
+# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
+SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
+FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
 
 
 class MediaPipeDetector:
@@ -61,17 +61,6 @@ class MediaPipeDetector:
             name: Session(_ASSETS / f"{name}.onnx", SessionSettings(intra_op_threads=1))
             for name in (FULL_RANGE.name, SHORT_RANGE.name, _MESH)
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Frees the networks; does nothing the second time. Not while another thread detects."""
-        while self._graphs:
-            self._graphs.popitem()[1].close()
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         """Faces in `frame`, uint8 `(H, W, 3)` RGB, at any angle, each confirmed by its mesh."""
@@ -104,24 +93,24 @@ class MediaPipeDetector:
         for points in candidates[:_MAX_FACES]:
             if any(_is_inside(points, face) for face in (*known, *faces)):
                 continue
-            face = self._face_in(picture, region_of(points[:2].reshape(4), points[2], points[3]))
+            face = self._face_in(picture, Region.of(points[:2].reshape(4), points[2], points[3]))
             if face is not None and overlap(face, [*known, *faces]) <= _SAME_FACE_IOU:
                 faces.append(face)
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near its position in the previous frame; None if there is none."""
-        return self._face_in(frame, region_around(previous))
+        return self._face_in(frame, Region.around(previous))
 
     def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
         """The points (x, y) of the face near `around`, float32 `(468, 2)` in pixels, or None."""
-        found = self.mesh_in(picture, region_around(around))
+        found = self.mesh_in(picture, Region.around(around))
         return None if found is None else found[0][:, :2]
 
     def mesh_in(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its logit, or None."""
-        landmarks, logits = self._graphs[_MESH].run({"image": cut(frame, region)})
+        landmarks, logits = self._graphs[_MESH].run({"image": region.cut(frame)})
         logit = float(logits.item())
-        return (to_frame(landmarks, region), logit) if logit >= _LEAST_LOGIT else None
+        return (region.mesh(landmarks), logit) if logit >= _LEAST_LOGIT else None
 
     def _face_in(self, frame: Picture, region: Region) -> Face | None:
         """The face in or near `region`, which may be upside down there."""
@@ -132,18 +121,15 @@ class MediaPipeDetector:
         return face
 
     def _converged(self, frame: Picture, region: Region) -> tuple[Face | None, float]:
-        """The face in or near `region`, if there is one, and the logit of its score.
-
-        The mesh runs again on the region of its own result until that stops moving; before, its
-        points lie beside the face although the score is 1.
-        """
+        """The face in or near `region`, if there is one, and the logit of its score: the mesh runs again on the region
+        of its own result until that stops moving; before, its points lie beside the face although the score is 1."""
         for _ in range(_MAX_MESH_RUNS):
             found = self.mesh_in(frame, region)
             if found is None:
                 break
             face = face_of(*found)
-            own = region_around(face)
-            if converged(region, own):
+            own = Region.around(face)
+            if own.is_near(region):
                 return face, found[1]
             region = own
         return None, -inf
@@ -159,7 +145,46 @@ class MediaPipeDetector:
         image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
         boxes, scores = self._graphs[model.name].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
-        return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
+        return (_decoded(model, boxes[0], scores[0, :, 0]) - offset) * side
+
+
+@lru_cache(maxsize=2)
+def _anchors(model: BlazeModel) -> Float32Array:
+    """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
+    grids = []
+    for stride, count in model.grids:
+        side = model.side_px // stride
+        y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
+        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
+    return np.concatenate(grids).astype(np.float32)
+
+
+def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and right eye, as
+    fractions of the square input. `boxes`: `(anchors, 16)`: center, size, then six key points, in input pixels relative
+    to the anchor's center; `scores`: `(anchors,)` logits."""
+    logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
+    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    found = np.flatnonzero(probabilities >= model.least_score)
+    found = found[np.argsort(-probabilities[found], kind="stable")]
+    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
+    middle = _anchors(model)[found]
+    center, half = points[:, 0] + middle, points[:, 1] / 2
+    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
+    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
+
+
+def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
+    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
+    boxes = faces[:, :2].reshape(-1, 4)
+    means, left = [], np.arange(len(scores))
+    while left.size:
+        same = np.array([iou(boxes[left[0]], box) > _SAME_BOX_IOU for box in boxes[left]])
+        same[0] = True
+        group = left[same]
+        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
+        left = left[~same]
+    return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
 def _is_inside(points: Float32Array, face: Face) -> bool:
@@ -171,9 +196,9 @@ def _is_inside(points: Float32Array, face: Face) -> bool:
 def tiles(width_px: int, height_px: int) -> list[tuple[int, int, int]]:
     """Left, top and side of overlapping squares that cover a picture; none for one hardly larger than a tile."""
     longest = max(width_px, height_px)
-    if longest * (1 - _OVERLAP) < TILE_PX:
+    if longest * (1 - _OVERLAP) < _TILE_PX:
         return []
-    side = max(TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
+    side = max(_TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
     return [(left, top, side) for top in _starts(height_px, side) for left in _starts(width_px, side)]
 
 

@@ -1,5 +1,6 @@
 """Enhancers of other packages, which improve painted faces before these are pasted."""
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 import numpy as np
@@ -14,20 +15,12 @@ _WHITE = np.float32(65535)
 
 
 def load_enhancer(name: str) -> Enhancer:
-    """The enhancer with the entry point `name`.
-
-    Raises:
-        InputError: there is none, it cannot be imported, or what it makes has no method `enhance`.
-    """
-    entry = check_enhancer(name)
+    """The enhancer with the entry point `name`; raises `InputError` if there is none, or it cannot be imported."""
     try:
-        make = entry.load()
+        make: Callable[[], Enhancer] = check_enhancer(name).load()
     except (ImportError, AttributeError) as error:
         raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
-    enhancer: Enhancer = make()
-    if not callable(getattr(enhancer, "enhance", None)):
-        raise InputError(f"--enhancer {name}: {entry.value} makes no object with a method enhance(face)")
-    return enhancer
+    return make()
 
 
 def check_enhancer(name: str) -> EntryPoint:
@@ -45,17 +38,12 @@ def check_enhancer(name: str) -> EntryPoint:
 def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
     """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it, perhaps larger.
 
-    Raises:
-        InputError: it returned something else than a square RGB picture of at least that size, or NaN or infinity.
+    Raises `InputError` if that is no square RGB picture of at least that size, or holds NaN or infinity.
     """
-    found: object = enhancer.enhance(np.asarray(painted / _WHITE, np.float32))
-    least_px, problem = len(painted), f"{type(found).__name__}"
-    if isinstance(found, np.ndarray):
-        sides = found.shape[0] if found.ndim else 0
-        problem = "" if found.dtype.kind == "f" and np.isfinite(found).all() else f"{found.dtype}, NaN or infinity"
-        if found.shape != (sides, sides, 3) or sides < least_px:
-            problem = f"shape {found.shape} for a face of ({least_px}, {least_px}, 3)"
-    if problem:
-        wanted = "a float32 array (n, n, 3) in [0, 1], n at least that of the face"
-        raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {problem}; it must return {wanted}")
-    return np.rint(np.clip(np.asarray(found), 0, 1) * _WHITE).astype(np.uint16)
+    found = np.asarray(enhancer.enhance(np.asarray(painted / _WHITE, np.float32)))
+    is_finite = found.dtype.kind == "f" and bool(np.isfinite(found).all())
+    if not is_finite or found.shape != (*found.shape[:1] * 2, 3) or len(found) < len(painted):
+        kind = f"{found.dtype} {found.shape}" if is_finite else f"{found.dtype}, NaN or infinity"
+        wanted = f"a float32 array (n, n, 3) in [0, 1], n at least {len(painted)}"
+        raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {kind}; it must return {wanted}")
+    return np.rint(np.clip(found, 0, 1) * _WHITE).astype(np.uint16)

@@ -1,23 +1,15 @@
-"""What BlazeFace and FaceMesh take and return, and the geometry of faces. Pure.
-
-See Bazarevsky et al. 2019 ("BlazeFace"), and MediaPipe's settings.
-"""
+"""What FaceMesh takes and returns, and the geometry of faces. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from math import atan2, cos, degrees, exp, hypot, pi, radians, remainder, sin
+from typing import Self
 
 import cv2
 import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Face, Float32Array, Float64Array, Picture
-
-_SAME_FACE_IOU = 0.3
-_LOGIT_LIMIT = 80.0
-"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
-_KEYPOINTS = 6
 
 SIDE_PX = 192
 """Side of FaceMesh's input."""
@@ -30,7 +22,6 @@ _MEANS = np.repeat(np.eye(3), [len(_LEFT_BROW), len(_RIGHT_BROW), len(_NOSE)], a
 _MEANS /= _MEANS.sum(axis=1, keepdims=True)
 _REGION_SCALE = 1.5
 """Side of FaceMesh's square region, relative to the face's longer side."""
-
 _CONVERGED_SHIFT = 0.02
 """Fraction of its side by which a region may still move; talking heads move less per frame."""
 _CONVERGED_TURN = radians(3)
@@ -38,69 +29,10 @@ _CONVERGED_TURN = radians(3)
 LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 28, 40
 """Half of the smallest faces of the training data: the search finds 19 of 20, with points as exact in relation to the
 face, and an open mouth is seen: it is 4 px high. Of faces of 32 px, the search finds 2 of 3."""
-LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
+_LEAST_ASPECT, _MOST_ASPECT = 0.2, 1.5
 """Ratios of width to height of a face to be aligned."""
-
-MOST_ROLL_DEG = 67.5
+_MOST_ROLL_DEG = 67.5
 """Halfway between a head tilted by 45°, which is about the most a sitting person does, and a picture turned by 90°."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlazeModel:
-    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
-
-    name: str
-    side_px: int
-    grids: tuple[tuple[int, int], ...]
-    least_score: float
-
-
-# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
-SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
-FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
-
-
-@lru_cache(maxsize=2)
-def _anchors(model: BlazeModel) -> Float32Array:
-    """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
-    grids = []
-    for stride, count in model.grids:
-        side = model.side_px // stride
-        y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
-        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
-    return np.concatenate(grids).astype(np.float32)
-
-
-def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
-    right eye, as fractions of the square input.
-
-    Args:
-        boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
-        scores: `(anchors,)` logits.
-    """
-    logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
-    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
-    found = np.flatnonzero(probabilities >= model.least_score)
-    found = found[np.argsort(-probabilities[found], kind="stable")]
-    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
-    middle = _anchors(model)[found]
-    center, half = points[:, 0] + middle, points[:, 1] / 2
-    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
-    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
-
-
-def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
-    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
-    boxes = faces[:, :2].reshape(-1, 4)
-    means, left = [], np.arange(len(scores))
-    while left.size:
-        same = np.array([iou(boxes[left[0]], box) > _SAME_FACE_IOU for box in boxes[left]])
-        same[0] = True
-        group = left[same]
-        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
-        left = left[~same]
-    return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
 def iou(one: Float32Array, other: Float32Array) -> float:
@@ -126,6 +58,18 @@ class Region:
     side_px: float
     angle: float
 
+    @classmethod
+    def of(cls, box: Float32Array, left: Float32Array, right: Float32Array) -> Self:
+        """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
+        angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
+        side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
+        return cls(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+
+    @classmethod
+    def around(cls, face: Face) -> Self:
+        """Where to look for `face` in the next frame."""
+        return cls.of(face.box, face.points[0], face.points[1])
+
     def to_frame(self) -> Float64Array:
         """`(2, 3)`: network input pixels → frame pixels."""
         scale = self.side_px / SIDE_PX
@@ -135,78 +79,56 @@ class Region:
         y = self.y_px - across * middle - along * middle
         return np.array([[along, -across, x], [across, along, y]])
 
+    def is_near(self, other: "Region") -> bool:
+        """Whether the two are nearly the same: then the points of a face that was found in `other` are exact."""
+        shift_px = hypot(self.x_px - other.x_px, self.y_px - other.y_px)
+        turned = abs(remainder(self.angle - other.angle, 2 * pi))
+        return shift_px < _CONVERGED_SHIFT * other.side_px and turned < _CONVERGED_TURN
 
-def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
-    """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
-    angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
-    side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
-    return Region(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+    def place(self) -> tuple[slice, slice]:
+        """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
+        # To the corners, and to the neighbors of bilinear samples.
+        to_corner = self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle)))
+        reach = to_corner + 2 * max(self.side_px // SIDE_PX, 1) + 1
+        y, x = ((max(center - reach, 0), max(center + reach, 0)) for center in (self.y_px, self.x_px))
+        return slice(int(y[0]), int(y[1])), slice(int(x[0]), int(x[1]))
 
+    def cut(self, frame: Picture) -> Float32Array:
+        """What is there as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
+        shrink, (rows, columns) = int(self.side_px // SIDE_PX), self.place()
+        part, matrix = frame[rows, columns], self.to_frame()
+        matrix[:, 2] -= columns.start, rows.start
+        if 0 in part.shape:
+            return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
+        if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
+            size = (part.shape[1] // shrink, part.shape[0] // shrink)
+            whole = part[: size[1] * shrink, : size[0] * shrink]
+            part = np.empty((size[1], size[0], 3), np.uint8)
+            cv2.resize(whole, size, dst=part, interpolation=cv2.INTER_AREA)
+            matrix[:, :2] /= shrink
+            matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
+        cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT)
+        return np.multiply(image.transpose(2, 0, 1)[None], np.float32(1 / 255), dtype=np.float32, order="C")
 
-def region_around(face: Face) -> Region:
-    """The region around `face`, to find it in the next frame."""
-    return region_of(face.box, face.points[0], face.points[1])
-
-
-def converged(seen: Region, own: Region) -> bool:
-    """Whether the face found in the region `seen` has nearly the same `own` region: then its points are exact."""
-    shift_px = hypot(own.x_px - seen.x_px, own.y_px - seen.y_px)
-    turn = abs(remainder(own.angle - seen.angle, 2 * pi))
-    return shift_px < _CONVERGED_SHIFT * seen.side_px and turn < _CONVERGED_TURN
-
-
-def place_of(region: Region) -> tuple[slice, slice]:
-    """Rows and columns of a frame that `cut` reads; they may reach beyond its right and lower edges."""
-    # To the corners, and to the neighbors of bilinear samples.
-    reach = region.side_px / 2 * (abs(cos(region.angle)) + abs(sin(region.angle))) + 2 * max(_shrink(region), 1) + 1
-    rows, columns = (
-        slice(*(int(max(center + end, 0)) for end in (-reach, reach))) for center in (region.y_px, region.x_px)
-    )
-    return rows, columns
-
-
-def _shrink(region: Region) -> int:
-    return int(region.side_px // SIDE_PX)
-
-
-def cut(frame: Picture, region: Region) -> Float32Array:
-    """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-    shrink, (rows, columns) = _shrink(region), place_of(region)
-    part, matrix = frame[rows, columns], region.to_frame()
-    matrix[:, 2] -= columns.start, rows.start
-    if 0 in part.shape:
-        return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
-    if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
-        size = (part.shape[1] // shrink, part.shape[0] // shrink)
-        whole = part[: size[1] * shrink, : size[0] * shrink]
-        part = np.empty((size[1], size[0], 3), np.uint8)
-        cv2.resize(whole, size, dst=part, interpolation=cv2.INTER_AREA)
-        matrix[:, :2] /= shrink
-        matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
-    cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT)
-    return np.multiply(image.transpose(2, 0, 1)[None], np.float32(1 / 255), dtype=np.float32, order="C")
-
-
-def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
-    """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
-    # The network's origin is the corner of its image, not the center of the first pixel: only then are the points of a
-    # mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
-    place = region.to_frame()
-    x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
-    matrix = np.array([[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, region.side_px / SIDE_PX, 0]])
-    mesh = np.empty((POINTS, 1, 3), np.float32)
-    return np.asarray(cv2.transform(landmarks.reshape(mesh.shape), matrix, dst=mesh), np.float32).reshape(POINTS, 3)
+    def mesh(self, landmarks: Float32Array) -> Float32Array:
+        """The network's `(1, 1404, 1, 1)` output as `(468, 3)` float32: x, y, depth in frame pixels."""
+        # The network's origin is the corner of its image, not the center of the first pixel: only then are the points
+        # of a mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
+        place = self.to_frame()
+        x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
+        matrix = np.array([[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, self.side_px / SIDE_PX, 0]])
+        mesh = np.empty((POINTS, 1, 3), np.float32)
+        return np.asarray(cv2.transform(landmarks.reshape(mesh.shape), matrix, dst=mesh), np.float32).reshape(POINTS, 3)
 
 
 def face_of(mesh: Float32Array, logit: float) -> Face:
-    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`: of its score."""
+    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels; `logit`, 0 or more, of its score."""
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
     points = _MEANS @ planar[_BROWS_AND_NOSE]
-    score = 1 / (1 + exp(-max(-_LOGIT_LIMIT, min(logit, _LOGIT_LIMIT))))
-    return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
+    return Face(box.astype(np.float32), points.astype(np.float32), 1 / (1 + exp(-logit)), planar)
 
 
 def area(face: Face) -> float:
@@ -214,43 +136,31 @@ def area(face: Face) -> float:
 
 
 def usable(face: Face, *, turned: bool = False) -> bool:
-    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned.
-
-    `turned`: whether it would be, but lies on its side or is upside down.
-    """
+    """Whether a face, in square pixels, is large, frontal and upright enough to be aligned; `turned`: or would be, but
+    lies on its side or is upside down."""
     width, height = (face.box[2:] - face.box[:2]).tolist()
     is_large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
-    is_whole = is_large and LEAST_ASPECT <= width / height <= MOST_ASPECT and bool(np.isfinite(face.points).all())
-    return is_whole and (abs(roll_deg(face)) > MOST_ROLL_DEG) is turned
+    is_whole = is_large and _LEAST_ASPECT <= width / height <= _MOST_ASPECT and bool(np.isfinite(face.points).all())
+    (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
+    roll_deg = degrees(atan2(right_y - left_y, right_x - left_x))
+    return is_whole and (abs(roll_deg) > _MOST_ROLL_DEG) is turned
 
 
 def turn(points: Float32Array | Float64Array) -> Float64Array:
-    """How far faces with `points (…, 3, 2)` look aside: 0 is frontal, 0.5 about 45°.
-
-    It is the distance of the nose from the middle between the brows, along the brows, in distances between these.
-    """
+    """How far faces with `points (…, 3, 2)` look aside: 0 is frontal, 0.5 about 45°: the distance of the nose from the
+    middle between the brows, along the brows, in distances between these."""
     left, right, nose = np.moveaxis(points.astype(np.float64), -2, 0)
     across = right - left
     along = ((nose - (left + right) / 2) * across).sum(axis=-1)
     return np.asarray(np.abs(along) / np.maximum((across * across).sum(axis=-1), np.finfo(np.float32).tiny))
 
 
-def roll_deg(face: Face) -> float:
-    """Rotation of a face in the picture, clockwise, −180 to 180: the direction from the left brow to the right one."""
-    (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
-    return degrees(atan2(right_y - left_y, right_x - left_x))
-
-
-def checked(found: object, source: object, method: str = "detect") -> list[Face]:
-    """The faces that a method of the detector `source` returned.
-
-    Raises:
-        InputError: not a list of `Face` with finite arrays of the right shapes.
-    """
+def checked(found: object, source: object) -> list[Face]:
+    """The faces that the detector `source` returned; raises `InputError` if they are not as `FaceDetector` says."""
     if isinstance(found, list | tuple) and all(isinstance(face, Face) and _is_well_formed(face) for face in found):
         return list(found)
     raise InputError(
-        f"face detector {type(source).__name__}: {method} returned {str(found)[:300]!r}; it must return a list of "
+        f"face detector {type(source).__name__}: detect returned {str(found)[:300]!r}; it must return a list of "
         "Face: box float32 (4,) as left, top, right, bottom, points (3, 2), landmarks (n, 2) or None, all finite"
     )
 

@@ -1,14 +1,14 @@
-"""Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady.
+"""Pastes painted faces into the frames of a clip, of which only the rectangle around the face is read.
 
-Of a frame, only the rectangle around the face is read. OpenCV's results go where there is memory (`dst`): else
-each call asks for Python's lock once more, for which all stages wait.
+OpenCV's results go where there is memory (`dst`): else each call asks for Python's lock once more, for which all wait.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import cache, lru_cache
 from math import isqrt, prod
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -17,26 +17,17 @@ from latentsync_trt.config import Paste
 from latentsync_trt.face import align
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import POINTS
-from latentsync_trt.face.resize import resize_antialiased
-from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, generated_of, scene_of, shrunk
-from latentsync_trt.types import (
-    AlignedFace,
-    Face,
-    Float32Array,
-    Float64Array,
-    Patch,
-    Picture,
-    UInt16Array,
-)
+from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, scene_of
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Patch, Picture, UInt16Array
+
+_RESIZE_GRAPH = Path(__file__).resolve().parents[1] / "assets" / "graphs" / "resize.onnx"
 
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
-
 _FEATHER_PERCENT = 1.25
-"""The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam,
-and narrow enough not to show the source's lips."""
-
+"""The mouth mask fades over this part of the pasted square's side: the seam is hidden, and the source's lips are."""
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
 
@@ -45,7 +36,6 @@ _WARP_MARGIN_PX = 2
 
 _VISIBLE = 0.5 / 255
 """Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
-
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
 
@@ -54,25 +44,15 @@ _REACH_PX = (2 * _FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
 
 _HALF_LIVES_S = (0.04, 0.04, 0.125)
 """In the running means of both outlines and the color: light changes slowly, and its estimates are noisy."""
-
 _MEMORY_S = 1
 """The state of tracks that ended is dropped."""
-
-_SIZES_KEPT = 8
-"""Sizes of crops: most faces are larger than the network's, and keep one."""
-
-Means = tuple[Float32Array | None, ...]
-"""Of a track: the outlines `(36, 2)` of source and painted face in scene pixels, and color; None = not known (yet)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """How what is pasted is fitted in.
-
-    `outlines`, `within`: shapes `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades
-    out before the edge of the union of `outlines`, and nothing changes outside that of `within`.
-    `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
-    """
+    """How what is pasted is fitted in. `outlines`, `within`: shapes `(n, 2)` in frame pixels; where given, it fades out
+    before the edge of the union of `outlines`, and nothing changes outside that of `within`. `gain_and_offset (2, 3)`:
+    of each channel, in levels; None = 1 and 0."""
 
     outlines: tuple[Float32Array, ...] = ()
     within: tuple[Float32Array, ...] = ()
@@ -80,91 +60,50 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pasted:
-    """What a frame gets.
-
-    `source_mesh`, `painted_mesh`: FaceMesh's points of the frame's own face and of the painted one,
-    float32 `(468, 2)` in frame pixels, None where there is no face.
-    """
-
-    patch: Patch
-    source_mesh: Float32Array | None
-    painted_mesh: Float32Array | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class InspectedFace:
-    """What a frame alone tells of a painted face.
+    """What a frame alone tells of a painted face. `to_frame (2, 3)`: scene → frame pixels. `painted_mesh`: FaceMesh's
+    points of it, float32 `(468, 2)` in frame pixels, None where there is no face. `outlines (36, 2)`: of the frame's
+    own face and the painted one in the scene. `within`: see `Finish`. `color`: see `correction`."""
 
-    `matrix (2, 3)`: frame pixels → scene pixels. `meshes`: points `(468, 2)` of the frame's own face and of the painted
-    one in the scene, None where there is no face; `outlines (36, 2)`: of both. `within`: see `Finish`. `color`: see
-    `correction`.
-    """
-
-    matrix: Float64Array
-    meshes: tuple[Float32Array | None, Float32Array | None]
+    to_frame: Float64Array
+    painted_mesh: Float32Array | None
     outlines: tuple[Float32Array | None, ...]
     within: tuple[Float32Array, ...]
     color: Float32Array | None
 
 
 class Paster:
-    """Pastes painted faces: `inspect_face`, `remember` and `paste` each; the second in order, the others in any thread.
+    """How painted faces are fitted in: each by `inspect_face`, in any thread, then in order by `finish`.
 
     Args:
         mesher: finds the outline of painted faces.
-        mask: float32 `(R, R)` in [0, 1], 1 = kept.
         paste: "face" pastes within the outline of the source's and the painted face, "mask" all that was painted.
     """
 
-    def __init__(self, mesher: MediaPipeDetector, mask: Float32Array, *, paste: Paste = "face") -> None:
-        self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
-        self._generated = generated_of(mask)
-        self._small = shrunk(self._generated)
-        self._opacity = lru_cache(_SIZES_KEPT)(partial(opacity_of, mask))
-        self._tracks: dict[int, tuple[Fraction, Means]] = {}
+    def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
+        self._mesher, self._whole = mesher, paste == "mask"
+        # Of each: the time and the running means of the outlines `(36, 2)` in scene pixels, and of the color.
+        self._tracks: dict[int, tuple[Fraction, tuple[Float32Array | None, ...]]] = {}
 
     def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
-        """What the others need of the frame; more than half of the work."""
-        matrix, source, result = scene_of(picture, face, painted, self._generated)
-        around = align.moved_face(tracked, matrix)
-        own = around.landmarks
+        """What `finish` needs of the frame; more than half of the work."""
+        matrix, source, result = scene_of(picture, face, painted)
+        around, to_frame = align.moved_face(tracked, matrix), align.inverse(matrix)
+        own, new = around.landmarks, self._mesher.mesh(result, around)
         if own is None or own.shape != (POINTS, 2):
             own = self._mesher.mesh(source, around)
-        new, color = self._mesher.mesh(result, around), None
         outlines = tuple(None if mesh is None else mesh[OVAL] for mesh in (own, new))
-        within = self._to_paste(outlines, align.inverse(matrix))
-        if own is not None and new is not None:
-            color = correction(source, result, self._small, (own, new))
-        return InspectedFace(matrix, (own, new), outlines, within, color)
-
-    def paste(
-        self,
-        picture: Picture,
-        face: AlignedFace,
-        painted: UInt16Array,
-        inspected: InspectedFace,
-        means: Means,
-    ) -> Pasted:
-        """Returns the painted face as a patch of the frame; the mask alone decides where no outline is known.
-
-        Args:
-            picture: uint8 `(H, W, 3)` RGB. face: the aligned face that was painted.
-            painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
-            inspected: what `inspect_face` found. means: what `remember` returned.
-        """
-        *steady, color = means
-        back = align.inverse(inspected.matrix)
-        finish = Finish(self._to_paste(steady, back), inspected.within, color)
-        patch = composite(picture, face, painted, self._mask, finish, self._opacity)
-        return Pasted(patch, *(None if mesh is None else align.moved(mesh, back) for mesh in inspected.meshes))
+        within = self._to_paste(outlines, to_frame)
+        color = None if own is None or new is None else correction(source, result, len(face.image), (own, new))
+        return InspectedFace(to_frame, None if new is None else align.moved(new, to_frame), outlines, within, color)
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
         self._tracks.clear()
 
-    def remember(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Means:
-        """The running means of a track with a new frame, at `time_s`, not before that of the last one."""
+    def finish(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Finish:
+        """By the running means of a track with a new frame, at `time_s`, not before that of the last one. The mask
+        alone decides where no outline is known."""
         found = (*inspected.outlines, inspected.color)
         self._tracks = {key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S}
         last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
@@ -172,7 +111,8 @@ class Paster:
         each = zip(old, found, _HALF_LIVES_S, strict=True)
         means = tuple(_mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each)
         self._tracks[track_id] = time_s, means
-        return means
+        *outlines, color = means
+        return Finish(self._to_paste(outlines, inspected.to_frame), inspected.within, color)
 
     def _to_paste(self, outlines: Sequence[Float32Array | None], back: Float64Array) -> tuple[Float32Array, ...]:
         """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if unknown."""
@@ -190,38 +130,44 @@ def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Fl
     return np.asarray(new + kept * (old - new), np.float32)
 
 
-def opacity_of(mask: Float32Array, size_px: tuple[int, int]) -> Float32Array:
-    """How much of a crop of this size (width, height) shows, float32 `(h, w)` in [0, 1]; `mask (R, R)`: 1 = kept."""
-    return np.clip(resize_antialiased(1 - mask[..., None], size_px)[..., 0], 0, 1)
-
-
-def composite(
-    frame: Picture,
-    face: AlignedFace,
-    painted: UInt16Array,
-    mask: Float32Array,
-    finish: Finish | None = None,
-    opacity: Callable[[tuple[int, int]], Float32Array] | None = None,
-) -> Patch:
+def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, finish: Finish = Finish()) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
-    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
-    is warped back like the picture and fades inwards, so that no pixel outside the region changes.
+    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
+    the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it; may lie partly outside.
-        painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
-        mask: float32 `(R, R)` in [0, 1], 1 = kept. opacity: `opacity_of` it, by a caller that remembers results.
+        frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it, R × R; may lie partly outside.
+        painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
     """
     # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the frame, as warping would
     # skip pixels. `steps`: how many frame pixels a step along the crop's rows and columns takes.
-    enlarged = painted.shape[0] / mask.shape[0]
+    resolution_px = len(face.image)
+    enlarged = len(painted) / resolution_px
     sides = zip(face.crop_size_px, align.steps(align.inverse(face.matrix)), strict=True)
     width, height = (max(1, round(side * min(enlarged, step))) for side, step in sides)
     size = width, height
     levels = resize_antialiased(painted * np.float32(1 / 257), size)
-    shown = opacity_of(mask, size) if opacity is None else opacity(size)
-    return paste(frame, levels, align.rescaled(face, size), shown, finish)
+    return paste(frame, levels, align.rescaled(face, size), _opacity(resolution_px, size), finish)
+
+
+@lru_cache(maxsize=8)  # most faces are larger than the network's, and keep one size
+def _opacity(resolution_px: int, size_px: tuple[int, int]) -> Float32Array:
+    """How much of a crop of this size (width, height) shows, float32 `(h, w)` in [0, 1]."""
+    return np.clip(resize_antialiased(1 - align.mouth_mask(resolution_px)[..., None], size_px)[..., 0], 0, 1)
+
+
+def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
+    """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`, of `image`, float32
+    `(H, W, C)`, to width and height; values may overshoot. By a small graph, in half the time of other libraries'
+    filters. Thread-safe."""
+    (resized,) = _resizer().run({"image": image[None], "size": np.array(size_px[::-1], np.int64)})
+    return np.asarray(resized[0], np.float32)
+
+
+@cache
+def _resizer() -> Session:
+    return Session(_RESIZE_GRAPH, SessionSettings(intra_op_threads=1))
 
 
 def paste(
@@ -229,7 +175,7 @@ def paste(
     crop: Float32Array,
     matrix: Float64Array,
     opacity: Float32Array | None = None,
-    finish: Finish | None = None,
+    finish: Finish = Finish(),
 ) -> Patch:
     """Warps an upright crop into the frame with a soft edge.
 
@@ -238,7 +184,6 @@ def paste(
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
         opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the edge of a crop.
     """
-    finish = finish or Finish()
     height, width = crop.shape[:2]
     left, top, right, bottom = align.frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
     if left >= right or top >= bottom:
@@ -246,18 +191,18 @@ def paste(
     place, corner = align.shifted(matrix, left, top), np.array([left, top], np.float32)
     outlines, within = ([each - corner for each in shapes] for shapes in (finish.outlines, finish.within))
     weight = _weight(opacity, (width, height), place, (right - left, bottom - top), outlines, within)
-    rows, columns = _around(weight)
-    weight = weight[rows, columns]
+    x, y, wide, high = cv2.boundingRect((weight != 0).view(np.uint8))
+    weight = weight[y : y + high, x : x + wide]
     if not weight.size:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
-    warped = _warp(crop, align.shifted(place, columns.start, rows.start), weight.shape[::-1])
+    warped = _warp(crop, align.shifted(place, x, y), weight.shape[::-1])
     if finish.gain_and_offset is not None:
         (red, green, blue), offset = finish.gain_and_offset.tolist()
         own = [[red, 0, 0, offset[0]], [0, green, 0, offset[1]], [0, 0, blue, offset[2]]]
         cv2.transform(warped, np.array(own, np.float32), dst=warped)
     rgb = np.empty(warped.shape, np.uint16)
     cv2.addWeighted(warped, 257, warped, 0, 0, dst=rgb, dtype=cv2.CV_16U)  # clips and rounds, too
-    return Patch(left + columns.start, top + rows.start, rgb, weight)
+    return Patch(left + x, top + y, rgb, weight)
 
 
 def _weight(
@@ -311,9 +256,3 @@ def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
     sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)  # OpenCV's default differs for small kernels
     blurred = cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, dst=image, sigmaY=sigma_y)
     return np.asarray(blurred, np.float32)
-
-
-def _around(values: Float32Array) -> tuple[slice, slice]:
-    """Rows and columns of all nonzero `values (H, W)`."""
-    left, top, width, height = cv2.boundingRect((values != 0).view(np.uint8))
-    return slice(top, top + height), slice(left, left + width)

@@ -21,26 +21,18 @@ PORTRAIT_PX = 256
 _PORTRAIT_SCALE = 1.7
 _BETTER = 1.1
 """A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
-
 _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
-
 _FRONTAL_TURN = 0.25
 """About 25°."""
 
 
-_WRONG_TAG = (
-    "its rotation tag is wrong; set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class PersonSummary:
-    """One person of a clip, by `number`. `times_s`: begin and end of each time the person is seen.
+    """One person of a clip, by `number`. `times_s`, `speaks`: begin and end of each time it is seen, and speaks.
 
-    `seen_s`: sum of these. `height_px`: of the face, the median. `frontal`: share of the time in
-    which the face looks into the camera, or less than about 25° aside. `speaks`: begin and end of each time the person
-    speaks.
+    `seen_s`: sum of the former. `height_px`: of the face, the median. `frontal`: share of the time in which the face
+    looks into the camera, or less than about 25° aside.
     """
 
     number: int
@@ -66,10 +58,8 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
 
 
 class FoundPeople:
-    """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal one.
-
-    Needs 120 bytes for each face in each frame.
-    """
+    """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal one; needs 120
+    bytes for each face in each frame."""
 
     def __init__(self) -> None:
         self.tracks: dict[int, tuple[int, array[float]]] = {}
@@ -122,10 +112,8 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
 
 @dataclass(slots=True, eq=False)
 class FaceStats:
-    """What was seen of faces in all frames that were added, in their order.
-
-    `untouched`: the times at which faces were wanted, but none was chosen.
-    """
+    """What was seen of faces in all frames that were added, in their order. `untouched`: the times at which faces were
+    wanted, but none was chosen."""
 
     frames: int = 0
     frames_with_face: int = 0
@@ -160,7 +148,8 @@ class FaceStats:
             return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
         searched = f"any of the {self.searched} frames searched"
         if self.turned:
-            none = f"no upright face in {searched}, but {self.turned} with one"
-            return NoFaceError(f"{video}: {none} on its side or upside down; probably {_WRONG_TAG}")
+            none = f"no upright face in {searched}, but {self.turned} with one on its side or upside down"
+            cure = "set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
+            return NoFaceError(f"{video}: {none}; probably its rotation tag is wrong; {cure}")
         least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
         return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")

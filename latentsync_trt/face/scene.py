@@ -1,23 +1,14 @@
 """A small picture of a head before and after painting: the faces' outlines in it, and a color correction. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.face.align import cut, rescaled
-from latentsync_trt.types import (
-    AlignedFace,
-    BoolArray,
-    Complex128Array,
-    Float32Array,
-    Float64Array,
-    Picture,
-    UInt8Array,
-    UInt16Array,
-)
+from latentsync_trt.face.align import cut, mouth_mask, rescaled
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
 
 SIDE_PX = 224
 CROP_PX = (120, 160)
@@ -32,64 +23,47 @@ OVAL = np.array(
     ]
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
-
-LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
+_LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
-
-_OVAL_AND_LIPS = np.concatenate([OVAL, LIPS])
 
 _SIDE, _BELOW = 0.6, 0.85
 """Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
-
 _FROM, _TO = 0.25, 0.6
 """Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
 the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
-
 _LEAST_LENGTH = 1e-12
 """Squared, of an edge; equal corners have none."""
-
 _SUBPIXEL_BITS = 4
 _SHRINK = 2
 """Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
-
 _WIDTH_PX = 6
 """Width of the ring in which they are compared: a tenth of the crop."""
-
 _INNER, _INSIDE, _AROUND = (np.ones((side_px, side_px), np.uint8) for side_px in (2 * _WIDTH_PX + 1, 3, 5))
 
 _HALF = 128
 """Of 255: pixels that are covered by half."""
-
 _LEAST_PX = 40
 """Fewer pixels of skin say nothing."""
-
 _RIDGE = 100.0
 """Variance in levels² below which a difference in contrast says little."""
-
 _SAME_SHARE = 0.85
 """Part of the ring that is compared, without the pixels that differ most: hair or another chin, not skin."""
-
 _MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
 """Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
 
-def generated_of(mask: Float32Array) -> UInt8Array:
-    """255 where a scene differs after painting, else 0: uint8 `(224, 224)`; `mask (R, R)` float32, 1 = kept."""
+@lru_cache(maxsize=2)
+def _generated(resolution_px: int) -> UInt8Array:
+    """255 where a scene differs after painting at a network's resolution, else 0: uint8 `(224, 224)`."""
     generated = np.zeros((SIDE_PX, SIDE_PX), np.uint8)
-    generated[_CROP][cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5] = 255
+    generated[_CROP][cv2.resize(mouth_mask(resolution_px), CROP_PX, interpolation=cv2.INTER_AREA) < 0.5] = 255
     return generated
 
 
-def scene_of(
-    picture: Picture, face: AlignedFace, painted: UInt16Array, generated: UInt8Array
-) -> tuple[Float64Array, UInt8Array, UInt8Array]:
-    """The head around an aligned `face`, before and after painting.
+def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array) -> tuple[Float64Array, UInt8Array, UInt8Array]:
+    """The head around an aligned `face`, before and after it was `painted`, uint16 `(r, r, 3)` RGB, 257 × level.
 
-    Args:
-        picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level. generated: by `generated_of`.
-
-    Returns:
-        `(2, 3)`, frame pixels → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
+    Returns `(2, 3)`, frame → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
     """
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
@@ -98,7 +72,7 @@ def scene_of(
     cv2.resize(painted, CROP_PX, dst=small, interpolation=cv2.INTER_AREA)
     cv2.convertScaleAbs(small, dst=levels, alpha=1 / 257)
     result = source.copy()
-    cv2.copyTo(levels, generated[_CROP], result[_CROP])
+    cv2.copyTo(levels, _generated(len(face.image))[_CROP], result[_CROP])
     return matrix, source, result
 
 
@@ -111,24 +85,19 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     points, outline = _as_complex(source), _as_complex(painted)
     away = points - outline.mean()
     away /= np.maximum(np.abs(away), 1e-6)
-    below = _limited((away.imag - _SIDE) / (_BELOW - _SIDE))
+    below = np.clip((away.imag - _SIDE) / (_BELOW - _SIDE), 0, 1)
     (places,) = below.nonzero()
     if not places.size:
         return source, painted
     chin = slice(places[0], places[-1] + 1)
     parts = outside_px(source[chin], painted) / reach_px
-    points[chin] += away[chin] * (below[chin] * reach_px * _limited((parts - _FROM) / (_TO - _FROM)))
+    points[chin] += away[chin] * (below[chin] * reach_px * np.clip((parts - _FROM) / (_TO - _FROM), 0, 1))
     return points.view(np.float64).astype(np.float32).reshape(source.shape), painted
 
 
-def _as_complex(points: Float32Array) -> Complex128Array:
+def _as_complex(points: Float32Array) -> NDArray[np.complex128]:
     """A copy of points `(n, 2)` as x + iy."""
     return points.astype(np.float64, "C").view(np.complex128)[:, 0]
-
-
-def _limited(values: NDArray[np.floating[Any]], least: float = 0, most: float = 1) -> NDArray[np.floating[Any]]:
-    """`np.clip` takes three times as long for a few numbers."""
-    return np.minimum(np.maximum(values, least), most)
 
 
 def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
@@ -140,7 +109,7 @@ def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
     is_above = apart.imag > 0
     apart = apart[:, :-1]
     turned = apart * back  # dot product + i · cross product
-    along = _limited(turned.real / np.maximum((edges * back).real, _LEAST_LENGTH))
+    along = np.clip(turned.real / np.maximum((edges * back).real, _LEAST_LENGTH), 0, 1)
     # Of a horizontal line through the point: the edges that cross it on one side.
     crossed = (is_above[:, 1:] != is_above[:, :-1]) & ((turned.imag > 0) == (edges.imag > 0))
     distance = np.abs(apart - along * edges).min(axis=1)
@@ -161,21 +130,21 @@ def _draw(outlines: Sequence[Float32Array], union: UInt8Array) -> None:
 
 
 def correction(
-    source: UInt8Array, painted: UInt8Array, generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]
+    source: UInt8Array, painted: UInt8Array, resolution_px: int, meshes: tuple[Float32Array, Float32Array]
 ) -> Float32Array | None:
     """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
 
-    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces,
-    without the lips. None if that is too small.
+    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces, without the lips. None
+    if that is too small.
 
     Args:
-        source, painted: pictures of `scene_of`. generated: of `generated_of`, `shrunk`.
+        source, painted: pictures of `scene_of`. resolution_px: of the network.
         meshes: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
     """
-    ring = np.flatnonzero(_ring(generated, meshes))
+    ring = _ring(_shrunk(_generated(resolution_px)), meshes)
     if ring.size < _LEAST_PX:
         return None
-    both = np.concatenate([shrunk(source), shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
+    both = np.concatenate([_shrunk(source), _shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
     apart = both[:, :3] - both[:, 3:]
     middle = ring.size // 2
     strange = np.abs(apart - np.partition(apart, middle, axis=0)[middle]).sum(axis=1)
@@ -186,29 +155,30 @@ def correction(
     shared = both.T @ both / np.float32(len(both))
     contrast, own = np.diag(shared).reshape(2, 3)
     alike = np.diag(shared, 3) / (np.sqrt(contrast * own) + _RIDGE)
-    gain = 1 + _limited(alike) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
-    gain = _limited(gain, 1 / _MOST_GAIN, _MOST_GAIN)
-    shift = _limited(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
+    gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
+    gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
+    shift = np.clip(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
     return np.stack([gain, shift + (1 - gain) * means[3:]]).astype(np.float32)
 
 
-def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
+def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> NDArray[np.intp]:
+    """The indices of its pixels."""
     canvases = np.zeros((3, *generated.shape), np.uint8)
     one, other, lips = canvases
     for face, mesh in zip((one, other), meshes, strict=True):
-        oval, mouth = np.split(mesh[_OVAL_AND_LIPS] / np.float32(_SHRINK), [len(OVAL)])
-        _draw([oval], face)
-        _draw([mouth], lips)
+        shrunk = mesh / np.float32(_SHRINK)
+        _draw([shrunk[OVAL]], face)
+        _draw([shrunk[_LIPS]], lips)
     pasted = np.minimum(generated, np.maximum(one, other)) >= _HALF
     skin, inner = np.minimum(one, other, out=one), other
     cv2.erode(skin, _INSIDE, dst=skin)
     cv2.dilate(lips, _AROUND, dst=lips)
     cv2.subtract(skin, lips, dst=skin)
     cv2.erode(pasted.view(np.uint8), _INNER, dst=inner)
-    return np.asarray((pasted & (skin >= _HALF)) > inner, np.bool_)
+    return np.flatnonzero((pasted & (skin >= _HALF)) > inner)
 
 
-def shrunk(image: UInt8Array) -> UInt8Array:
+def _shrunk(image: UInt8Array) -> UInt8Array:
     """A scene at the size at which faces are compared."""
     small = np.empty((*[SIDE_PX // _SHRINK] * 2, *image.shape[2:]), np.uint8)
     return np.asarray(cv2.resize(image, small.shape[:2], dst=small, interpolation=cv2.INTER_AREA), np.uint8)

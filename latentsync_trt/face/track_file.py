@@ -11,7 +11,6 @@ import json
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -152,11 +151,7 @@ def _span_text(rows: Float64Array) -> str:
 
 
 def read_tracks(path: Path) -> Tracks:
-    """The tracks saved in `path`.
-
-    Raises:
-        InputError: the file cannot be read, or holds something else; names the place.
-    """
+    """The tracks saved in `path`; raises `InputError`, which names the place, if it holds something else."""
     file = from_json(_File, read_text(path, "write it with latentsync-trt faces"), path, InputError)
     try:
         return Tracks(file.clip, file.shots_s, _spans(file), _speaks(file))
@@ -166,8 +161,6 @@ def read_tracks(path: Path) -> Tracks:
 
 def _spans(file: _File) -> tuple[FaceSpan, ...]:
     """Raises `ValueError` that says where in the file, or who and when."""
-    if any(earlier >= later for earlier, later in pairwise(file.shots_s)):
-        raise ValueError("shots_s: the times do not ascend")
     found = [
         FaceSpan(person.person, _rows(span, f"people[{place}].spans[{number}]"))
         for place, person in enumerate(file.people)

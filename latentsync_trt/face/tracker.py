@@ -4,17 +4,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache, partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face import identity
 from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
-from latentsync_trt.types import Face, FaceDetector, Float32Array, Picture, UInt8Array
+from latentsync_trt.face.identity import Change, Person, View
+from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from latentsync_trt.face.detector import MediaPipeDetector
 
 _CONTINUES_IOU = 0.3
 """Least overlap with the box of the previous frame."""
@@ -27,8 +27,7 @@ _FARTHEST = 1.0
 _MOST_FACES = 12
 """Followed at once, the largest: each takes as long as the only one of most clips."""
 _MOTION = 0.5
-"""Part of the last movement by which the next is predicted. Heads stop and turn: with all of it,
-the mesh must run again more often."""
+"""Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh runs more often."""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
 _COVERED_IOU = 0.1
@@ -60,7 +59,7 @@ class FrameFaces:
 @dataclass(slots=True, eq=False)
 class _Track:
     track_id: int
-    person: int
+    person: Person
     face: Face
     shot: deque[identity.Surroundings] = field(default_factory=lambda: deque(maxlen=identity.MOST_COMPARED))
     before: Face | None = None
@@ -74,19 +73,6 @@ class _Track:
         return Face(box, self.face.points + np.float32(_MOTION) * (self.face.points - self.before.points))
 
 
-class _View:
-    """One frame. `look`: of a face in it, see `look_of`, computed where it is needed."""
-
-    def __init__(self, picture: Picture, luma: UInt8Array | None, overview: Callable[[], UInt8Array] | None) -> None:
-        self.picture, self.overview = picture, overview or (lambda: np.asarray(picture))
-        self._luma = identity.luma_of(picture) if luma is None else luma
-        self.scene = identity.scene_of(self._luma)
-        self.look = cache(partial(identity.look_of, picture))
-
-    def around(self, face: Face) -> identity.Surroundings:
-        return identity.surroundings(self._luma, face, self.picture.shape, self.scene)
-
-
 class FaceTracker:
     """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
 
@@ -94,22 +80,20 @@ class FaceTracker:
     another person ends it. People keep their number throughout.
 
     Args:
-        detector: one with a method `follow`, as that of `MediaPipeDetector`, also follows faces from frame to frame,
-            which is faster and steadier than detection; one that also has `search` finds new faces without
-            converting the whole picture.
+        detector: one with methods `follow` and `search`, as those of `MediaPipeDetector`, also follows faces, which is
+            faster and steadier than detection, and finds new ones without converting the whole picture.
         small: whether each search looks for small faces, too; else only those do that have no other face to follow.
     """
 
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
-        self._follow: Callable[[Picture, Face], Face | None] | None = getattr(detector, "follow", None)
-        self._search: Callable[..., list[Face]] | None = self._follow and getattr(detector, "search", None)
-        self._people = identity.People()
+        self._own = cast("MediaPipeDetector", detector) if hasattr(detector, "search") else None
+        self._people: list[Person] = []
         self._tracks: list[_Track] = []
-        self._next_id, self._shot, self.now_s = 0, -1, Fraction(0)
+        self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
         self._scene: Float32Array | None = None
-        self._in_shot: set[int] = set()
+        self._in_shot: set[Person] = set()
         self._why_none = "no face"
 
     def restart(self) -> None:
@@ -119,22 +103,20 @@ class FaceTracker:
     def update(
         self,
         picture: Picture,
-        luma: UInt8Array | None = None,
+        time_s: Fraction,
+        planes: YuvPlanes | None = None,
         overview: Callable[[], UInt8Array] | None = None,
-        time_s: Fraction | None = None,
     ) -> FrameFaces:
         """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels; raises as `checked`.
 
         Args:
-            luma: uint8 `(h, w)` of the same picture, of any size; None = computed from `picture`.
+            time_s: ascending. planes: of the same picture, perhaps with other pixels; its luma is compared, if given.
             overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search; None = `picture`.
-            time_s: of the frame, ascending; None = one period of the model's rate after the last one.
         """
-        view = _View(picture, luma, overview)
-        self.now_s = self.now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
-        self._tracks = [one for one in self._tracks if one.lost_s is None or self.now_s - one.lost_s <= HALF_S]
+        view, self._now_s = View(picture, planes, overview), time_s
+        self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
-        found = self._usable(view, ()) if self._follow is None else None
+        found = self._usable(view, ()) if self._own is None else None
         kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or identity.is_elsewhere(self._scene, view.scene)
         is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
@@ -143,7 +125,7 @@ class FaceTracker:
             kept = []
         if found is None:
             lost = not kept or changes or len(self._tracks) > len(kept)
-            due = lost or self.now_s - self._searched_s >= HALF_S
+            due = lost or self._now_s - self._searched_s >= HALF_S
             found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
         new = [face for face in found if all(face is not track.face for track in kept)]
         if new and live and not kept and not is_cut and not any(self._lost(view, face, kept) for face in new):
@@ -151,36 +133,32 @@ class FaceTracker:
         self._admit(view, new, kept)
         for track in self._tracks:
             if track not in kept and track.lost_s is None:
-                track.before, track.lost_s = None, self.now_s
+                track.before, track.lost_s = None, self._now_s
         self._scene = view.scene
         order = sorted(kept, key=lambda track: track.track_id)
-        faces = tuple(TrackedDetection(track.track_id, track.person, track.face) for track in order)
+        faces = tuple(TrackedDetection(track.track_id, track.person.number, track.face) for track in order)
         return FrameFaces(self._shot, faces, self._why_none)
 
-    def near(self, picture: Picture, tracked: TrackedDetection) -> TrackedDetection | None:
-        """The same face in a neighboring picture, or None where it is not seen or looks like someone else."""
-        face = self._near(picture, tracked.face, tracked.face)
-        if face is None or not self.is_seen(picture, face, tracked.person):
-            return None
-        return TrackedDetection(tracked.track_id, tracked.person, face)
+    def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
+        """The usable face near the place of `expected` that continues `last`."""
+        face = None if self._own is None else self._own.follow(picture, expected)
+        return face if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
-        return self._people.is_likely(person, face, identity.look_of(picture, face))
+        return self._people[person].is_likely(face, identity.look_of(picture, face))
 
     def _begin_shot(self) -> None:
         self._shot += 1
         self._tracks, self._in_shot = [], set()
 
-    def _continued(
-        self, view: _View, live: list[_Track], found: list[Face] | None
-    ) -> tuple[list[_Track], list[identity.Change]]:
+    def _continued(self, view: View, live: list[_Track], found: list[Face] | None) -> tuple[list[_Track], list[Change]]:
         """The tracks that go on, moved to their new places, and what ended others of which something is seen."""
         kept: list[_Track] = []
-        changes: list[identity.Change] = []
+        changes: list[Change] = []
         for track, face in self._at_their_places(view, live, found):
             around = view.around(face)
-            change = identity.change(track.shot, around)
+            change = identity.change_of(track.shot, around)
             track.shot.append(around)
             if change == "none":
                 track.before, track.face = track.face, face
@@ -194,10 +172,10 @@ class FaceTracker:
                 track.face = track.before or track.face
         return kept, changes
 
-    def _at_their_places(self, view: _View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
+    def _at_their_places(self, view: View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
         """Tracks with the faces that continue them, among those `found`, or by following."""
         if found is None:
-            near = [(track, self._near(view.picture, track.predicted(), track.face)) for track in live]
+            near = [(track, self.near(view.picture, track.predicted(), track.face)) for track in live]
             return [(track, face) for track, face in near if face is not None]
         pairs = [(overlap(track.face, [face]), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
         matched: dict[int, int] = {}
@@ -206,32 +184,24 @@ class FaceTracker:
                 matched[t] = f
         return [(live[t], found[f]) for t, f in matched.items()]
 
-    def _is_worse(self, view: _View, track: _Track, other: _Track) -> bool:
+    def _is_worse(self, view: View, track: _Track, other: _Track) -> bool:
         """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
         if overlap(track.face, [other.face]) <= _SAME_FACE_IOU:
             return False
-        mine, its = (self._people.distance(one.person, view.look(other.face)) for one in (track, other))
+        mine, its = (one.person.distance(view.look(other.face)) for one in (track, other))
         return (mine, track.track_id) > (its, other.track_id)
 
-    def _near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
-        """The usable face near the place of `expected` that continues `last`."""
-        found = None if self._follow is None else self._follow(picture, expected)
-        if found is None:
-            return None
-        (face,) = checked([found], self._detector, "follow")
-        return face if usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
-
-    def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
+    def _usable(self, view: View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
-        self._searched_s = self.now_s
-        if self._search is None:
+        self._searched_s = self._now_s
+        if self._own is None:
             faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
         else:
-            is_recent = self._scene is not None and self.now_s - self._searched_small_s < HALF_S
+            is_recent = self._scene is not None and self._now_s - self._searched_small_s < HALF_S
             small = (small or self._small) and not is_recent
             if small:
-                self._searched_small_s = self.now_s
-            faces = checked(self._search(view.picture, view.overview(), known, small=small), self._detector, "search")
+                self._searched_small_s = self._now_s
+            faces = self._own.search(view.picture, view.overview(), known, small=small)
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
             if any(usable(face, turned=True) for face in faces):
@@ -243,11 +213,11 @@ class FaceTracker:
                 self._why_none = "turned away" if is_turned_away else "no face"
         return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
-    def _admit(self, view: _View, new: list[Face], kept: list[_Track]) -> None:
+    def _admit(self, view: View, new: list[Face], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
-        if self._searched_s == self.now_s:
+        if self._searched_s == self._now_s:
             for known in kept:
-                self._people.learn(known.person, known.face, view.look(known.face))
+                known.person.learn(known.face, view.look(known.face))
         for face in new:
             track = self._lost(view, face, kept) or self._begun(view, face, kept)
             if track is None:
@@ -256,28 +226,30 @@ class FaceTracker:
             track.shot.clear()
             track.shot.append(view.around(face))
             self._in_shot.add(track.person)
-            self._people.learn(track.person, face, view.look(face))
+            track.person.learn(face, view.look(face))
             kept.append(track)
 
-    def _lost(self, view: _View, face: Face, kept: list[_Track]) -> _Track | None:
+    def _lost(self, view: View, face: Face, kept: list[_Track]) -> _Track | None:
         look = view.look(face)
         near = [
             track
             for track in self._tracks
             if track not in kept and _moved(track.face, face) <= _FARTHEST
-            if self._people.is_likely(track.person, face, look)
+            if track.person.is_likely(face, look)
         ]
-        return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
+        return min(near, key=lambda track: track.person.distance(look), default=None)
 
-    def _begun(self, view: _View, face: Face, kept: list[_Track]) -> _Track | None:
+    def _begun(self, view: View, face: Face, kept: list[_Track]) -> _Track | None:
         """A new track; None for an unknown face that may be half of someone of this shot who is missing."""
-        visible = {other.person for other in kept}
-        person = self._people.find(face, view.look(face), visible)
+        visible, look = {other.person for other in kept}, view.look(face)
+        likely = (person for person in self._people if person not in visible and person.is_likely(face, look))
+        person = min(likely, key=lambda person: person.distance(look), default=None)
         if person is None:
             if self._in_shot - visible and _is_half_hidden(face, [one.face for one in kept], view.picture.shape[1]):
-                self._searched_s = self.now_s - HALF_S  # looks again in the next frame
+                self._searched_s = self._now_s - HALF_S  # looks again in the next frame
                 return None
-            person = self._people.add(face)
+            person = Person(len(self._people), face)
+            self._people.append(person)
         track = _Track(self._next_id, person, face)
         self._next_id += 1
         self._tracks = [*(other for other in self._tracks if other.person != person), track]
@@ -298,9 +270,8 @@ def _moved(last: Face, face: Face) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class _Held(Generic[T]):
-    item: T
-    time_s: Fraction
+class _Held:
+    frame: Frame
     picture: Picture
     seen: FrameFaces
     faces: dict[int, TrackedDetection]
@@ -313,7 +284,7 @@ class _Held(Generic[T]):
         return True
 
 
-class LookAhead(Generic[T]):
+class LookAhead:
     """Gives each frame back with its faces, after at most half a second of others.
 
     Where a track has a gap, its face is interpolated, unless the picture there does not look like it. A face that was
@@ -322,13 +293,13 @@ class LookAhead(Generic[T]):
 
     def __init__(self, tracker: FaceTracker) -> None:
         self._tracker = tracker
-        self._held: deque[_Held[T]] = deque()
+        self._held: deque[_Held] = deque()
 
-    def push(self, item: T, time_s: Fraction, picture: Picture, seen: FrameFaces) -> list[tuple[T, FrameFaces]]:
-        """Adds the next frame; returns those that need not wait any longer."""
-        now = _Held(item, time_s, picture, seen, {})
+    def push(self, frame: Frame, picture: Picture, seen: FrameFaces) -> list[tuple[Frame, FrameFaces]]:
+        """Adds the next frame, whose `picture` has square pixels; returns those that need not wait any longer."""
+        now = _Held(frame, picture, seen, {})
         for sighting in seen.faces:
-            gap: list[_Held[T]] = []
+            gap: list[_Held] = []
             for held in reversed(self._held):
                 if sighting.track_id in held.faces:
                     self._bridge(held, gap, now, sighting)
@@ -338,38 +309,36 @@ class LookAhead(Generic[T]):
                 self._follow_back(sighting, [held for held in gap if held.seen.shot == seen.shot])
             now.faces[sighting.track_id] = sighting
         self._held.append(now)
-        return self.finish(before_s=time_s - HALF_S)
+        return self.finish(before_s=frame.time_s - HALF_S)
 
-    def finish(self, before_s: Fraction | None = None) -> list[tuple[T, FrameFaces]]:
+    def finish(self, before_s: Fraction | None = None) -> list[tuple[Frame, FrameFaces]]:
         """All frames that still wait, or those before a time."""
         left = []
-        while self._held and (before_s is None or self._held[0].time_s < before_s):
+        while self._held and (before_s is None or self._held[0].frame.time_s < before_s):
             held = self._held.popleft()
-            left.append((held.item, replace(held.seen, faces=tuple(held.faces.values()))))
+            left.append((held.frame, replace(held.seen, faces=tuple(held.faces.values()))))
         return left
 
-    def _bridge(self, last: _Held[T], gap: Sequence[_Held[T]], now: _Held[T], after: TrackedDetection) -> None:
-        before = last.faces[after.track_id]
+    def _bridge(self, last: _Held, gap: Sequence[_Held], now: _Held, after: TrackedDetection) -> None:
+        before, start_s, end_s = last.faces[after.track_id], last.frame.time_s, now.frame.time_s
         for held in gap:
-            face = _between(before.face, after.face, float((held.time_s - last.time_s) / (now.time_s - last.time_s)))
+            face = _between(before.face, after.face, float((held.frame.time_s - start_s) / (end_s - start_s)))
             if self._tracker.is_seen(held.picture, face, after.person):
                 held.add(replace(after, face=face))
 
-    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held[T]]) -> None:
+    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held]) -> None:
         for held in earlier:
-            found = self._tracker.near(held.picture, sighting)
-            if found is None or not held.add(found):
+            face = self._tracker.near(held.picture, sighting.face, sighting.face)
+            if face is None or not self._tracker.is_seen(held.picture, face, sighting.person):
                 return
-            sighting = found
+            sighting = replace(sighting, face=face)
+            if not held.add(sighting):
+                return
 
 
 def _between(one: Face, other: Face, part: float) -> Face:
-
-    def mixed(a: Float32Array, b: Float32Array) -> Float32Array:
-        return np.asarray((1 - part) * a + part * b, np.float32)
-
-    landmarks = None
+    pairs = [(one.box, other.box), (one.points, other.points)]
     if one.landmarks is not None and other.landmarks is not None:
-        landmarks = mixed(one.landmarks, other.landmarks)
-    score = (1 - part) * one.score + part * other.score
-    return Face(mixed(one.box, other.box), mixed(one.points, other.points), score, landmarks)
+        pairs.append((one.landmarks, other.landmarks))
+    box, points, *landmarks = (np.asarray((1 - part) * a + part * b, np.float32) for a, b in pairs)
+    return Face(box, points, other.score, *landmarks)

@@ -53,6 +53,8 @@ class SessionPainter:
 
     def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
         """The painted face as a patch of its frame; `begins`: it does not depend on those before."""
+        from latentsync_trt.face.paste import composite
+
         if begins:
             self._paster.restart()
         index = self._loop.index(position)
@@ -60,8 +62,7 @@ class SessionPainter:
         if target.face is None:
             raise ValueError("a target that was not cut out")
         inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
-        means = self._paster.remember(0, position * FRAME_S, inspected)
-        return self._paster.paste(picture, target.face, painted, inspected, means).patch
+        return composite(picture, target.face, painted, self._paster.finish(0, position * FRAME_S, inspected))
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
         """The frame with so much of its patch."""

@@ -61,7 +61,7 @@ class LiveSessions:
             inpainter = make_inpainter(model, chosen)
             loop = video if isinstance(video, IdleLoop) else load_idle(Path(video), options, detector, inpainter)
             encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), manifest.frames)
-            painter = SessionPainter(inpainter, loop, encoder, Paster(detector, inpainter.mask, paste=options.paste))
+            painter = SessionPainter(inpainter, loop, encoder, Paster(detector, paste=options.paste))
             cost = self._costs[key] = self._costs.get(key) or measured(painter, options.hop)
             load = self._admit(cost, options.hop)
             held = opening.pop_all()

@@ -102,7 +102,7 @@ class SpeechQueue:
     def _flush(self, multiple: int) -> int:
         """Adds what converters hold, and silence to a multiple of samples; returns how much was added without that."""
         if self._converters:
-            self._extend(*(converter.finish() for converter in self._converters))
+            self._extend(*(converter.convert(None) for converter in self._converters))
         self._given_hz, self._converters, spoken = 0, (), self._added
         self._extend(np.zeros(-self._sound.size % multiple, np.float32), np.zeros(0, np.float32))
         # The same time waits of both, which converters round differently.

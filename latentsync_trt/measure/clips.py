@@ -11,10 +11,9 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import crop, crop_size_px, square
+from latentsync_trt.face.align import crop, crop_size_px, mouth_mask, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, joined
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.media.audio import read_audio_blocks

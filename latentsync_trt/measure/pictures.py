@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.align import mouth_mask
 from latentsync_trt.types import Float64Array, UInt8Array
 
 Part = tuple[slice, slice]

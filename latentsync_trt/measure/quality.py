@@ -10,7 +10,6 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.face.paste import Pasted
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measured
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
@@ -27,6 +26,10 @@ _AROUND = 0.15
 
 _NOT_SHOWN = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
 """Options; most name files, and a page may be passed on."""
+
+
+Pasted = tuple[Patch, Float32Array | None]
+"""What a frame gets, and FaceMesh's points of the painted face, `(468, 2)` in pixels of the frame, None without any."""
 
 
 class Quality:
@@ -60,20 +63,21 @@ class Quality:
     ) -> None:
         """A face at `tracked` that was cut out as `face`, painted, uint16 `(H, H, 3)`, 257 × the level, and pasted into
         `frame`; frames in order, each face of a frame once."""
-        gap = nan if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
+        patch, mesh = pasted
+        gap = nan if mesh is None else gap_of(mesh)
         at = round((frame.time_s - self.starts_s[speaker]) * MODEL_FPS)
         if at >= 0 and not isnan(gap):
             ats, gaps = self._lips[speaker]
             ats.append(at)
             gaps.append(gap)
         if self.syncnet:
-            self.syncnet[speaker].add(frame.time_s, _painted(frame, pasted.patch), face)
+            self.syncnet[speaker].add(frame.time_s, _painted(frame, patch), face)
         if self.mismatch is not None:
             self.mismatch.look(face.image, painted)
         if self._pictures:
             for shows, value in {"first": 0.0, "widest open": gap, "shut": -gap}.items():
                 if not isnan(value) and (shows not in self._best or value > self._best[shows][0]):
-                    self._best[shows] = value, float(frame.time_s), _pictures(frame, tracked, pasted.patch)
+                    self._best[shows] = value, float(frame.time_s), _pictures(frame, tracked, patch)
 
     def result(self, from_s: float = 0.0) -> Measures:
         """The measures of all faces so far; `from_s`: when the first frame begins that could be measured."""

@@ -18,20 +18,15 @@ from latentsync_trt.media.files import codec_name, guarded, open_input, reading
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
-SPEECH_RATE_HZ = 16_000
-"""Samples per second of the network's audio encoder."""
+SPEECH_RATE_HZ = 16_000  # of the network's audio encoder
 
-# Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a
-# damaged header may state, the resampler alone takes 1 GB.
-LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
+# Of sources, up to DSD512. At 1 GHz, which a damaged header may state, the resampler alone takes 1 GB.
+_LEAST_RATE_HZ, _MOST_RATE_HZ = 1_000, 4_000_000
 
 # Of what follows in WAV; of all frames in MP3, if its first one states it.
 _STATED_LENGTH = re.compile(rb"(?s)RIFF(.{4})|\xff.{12,40}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})")
 _UNKNOWN_LENGTH = 0x7FFFF000  # or more: written where the length was not known yet
 _LEAST_MISSING_S = 0.1
-
-# States lengths of tracks to the sample; others estimate them, or FFmpeg cuts the padding.
-_EXACT_CONTAINER = "mp4"
 
 _STANDARD = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """By number of channels. For all but 6.1, AAC has a channel configuration, which every player knows."""
@@ -40,12 +35,9 @@ _LARGER = {"2.1": "5.1", "3.0(back)": "4.0", "3.1": "5.1", "quad": "5.0", "quad(
 _LARGER |= {"6.0": "7.1", "6.1": "7.1", "7.0": "7.1"}
 """Standard layouts with a place for each channel of others, whose places are not in that of as many channels."""
 
-# Without it swresample does not normalize a mix into float: stereo would be 3 dB too loud.
-_MIX_OPTIONS = {"rematrix_maxval": "1.0"}
-
+# Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
+# chords and echoes may cancel each other out for moments.
 _CANCELED, _KEPT = 10 ** (-12 / 10), 0.01
-"""Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
-chords and echoes may cancel each other out for moments."""
 
 
 def usual(layout: AudioLayout) -> str:
@@ -61,16 +53,15 @@ def standard(layout: str) -> str:
 
 @cache
 def mixing(source: str, target: str) -> Float32Array:
-    """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it.
-
-    Stereo becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it
-    does not know the places, channels keep their order, or become mono as their mean.
-    """
+    """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it. Stereo
+    becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it does
+    not know the places, channels keep their order, or become mono as their mean."""
     given, wanted = (AudioLayout(layout).nb_channels for layout in (source, target))
     if (given, wanted) == (1, 2):  # swresample would make it 3 dB softer than players that play mono on two speakers
         return np.ones((1, 2), np.float32)
     try:
-        resampler = AudioResampler("flt", target, 48_000, options=_MIX_OPTIONS)
+        # Without the option swresample does not normalize a mix into float: stereo would be 3 dB too loud.
+        resampler = AudioResampler("flt", target, 48_000, options={"rematrix_maxval": "1.0"})
         impulses = AudioFrame.from_ndarray(np.eye(given, dtype=np.float32).reshape(1, -1), "flt", source)
         impulses.sample_rate = 48_000
         mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(impulses)]
@@ -81,11 +72,8 @@ def mixing(source: str, target: str) -> Float32Array:
 
 
 class Mixer:
-    """Turns blocks of a sound at `rate_hz` into those of the layout `target`.
-
-    Where a mono mix would be silent, as that of left and right with opposite phase, the louder channel takes its place.
-    `canceled_s`: for how long it did.
-    """
+    """Turns blocks of a sound at `rate_hz` into those of the layout `target`. Where a mono mix would be silent, as that
+    of left and right with opposite phase, the louder channel takes its place. `canceled_s`: for how long it did."""
 
     def __init__(self, target: str, rate_hz: int) -> None:
         self._target, self._source, self._power = target, "", 0.0
@@ -118,9 +106,8 @@ class Mixer:
 
 def audio_duration_s(path: Path) -> Fraction:
     """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it; raises `MediaError` as that."""
-    with open_audio(path) as stream:
-        end_s = max(timed.end_s for timed in decoded_audio(path, stream))
-        return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
+    end_s = max(timed.end_s for timed in audio_frames(path))
+    return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
 
 
 def cut_off_notices(path: Path) -> list[str]:
@@ -139,9 +126,10 @@ def cut_off_notices(path: Path) -> list[str]:
     return [what] if missing_s >= _LEAST_MISSING_S else []
 
 
-def first_sample_s(path: Path, stream: AudioStream) -> Fraction | None:
-    """The stamp of the first sample of a stream just opened, if it has one; errors as below."""
-    return stamp_of(next(_frames(path, stream)))
+def first_sample_s(path: Path) -> Fraction | None:
+    """The stamp of the first sample, if it has one; errors as below."""
+    with open_audio(path) as stream:
+        return stamp_of(next(_frames(path, stream)))
 
 
 def read_audio_blocks(
@@ -151,31 +139,22 @@ def read_audio_blocks(
 
     Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent. Integer samples map full scale to
     [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values; resampling may overshoot slightly.
+    `delay_s`: time of the first sample, with silence before. `mixer`: to mono at this rate, by default a new one.
 
-    Args:
-        delay_s: time of the first sample, with silence before. mixer: to mono at this rate, by default a new one.
-
-    Raises:
-        MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
-        InputError: a sample is not a finite number; the message gives the time.
+    Raises `MediaError`: the file cannot be read, has no audio stream, or the stream has no samples; `InputError`: a
+    sample is not a finite number; the message gives the time.
     """
-    with open_audio(path) as stream:
-        block = None
-        mixer = mixer or Mixer("mono", rate_hz)
-        for block in sound_blocks(path, decoded_audio(path, stream, delay_s), mixer):
-            yield block.reshape(-1)
-        if block is None:
-            raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
+    block = None
+    for block in sound_blocks(path, audio_frames(path, delay_s), mixer or Mixer("mono", rate_hz)):
+        yield block.reshape(-1)
+    if block is None:
+        raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
 
 
-def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Iterator[Float32Array]:
+def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer) -> Generator[Float32Array, None, None]:
     """All samples from time 0 to the last, `(n, channels)` float32, each at its frame's time, in blocks of a second.
-
-    Gaps become silence; samples of a time that was given already are dropped.
-
-    Raises:
-        MediaError: a format cannot be converted. InputError: a sample is not finite; the message gives the time.
-    """
+    Gaps become silence; samples of a time that was given already are dropped. Raises `MediaError`: a format cannot be
+    converted; `InputError`: a sample is not finite."""
     rate_hz, position = mixer.rate_hz, 0
     for block in regrouped(_placed(path, frames, mixer), rate_hz):
         finite = np.isfinite(block).all(axis=1)
@@ -231,46 +210,36 @@ def open_audio(path: Path) -> Iterator[AudioStream]:
             raise MediaError(f"{path}: has no audio stream")
         stream = container.streams.audio[0]
         if not codec_name(stream):
-            cure = "convert the file to WAV"
-            raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; {cure}")
-        _check_rate(path, stream.codec_context.sample_rate)
+            raise MediaError(f"{path}: its audio is in a codec that FFmpeg does not know; convert it to WAV")
         yield stream
 
 
-def _check_rate(path: Path, rate_hz: int) -> None:
-    if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
-        allowed = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
-        raise MediaError(f"{path}: its audio has {rate_hz} samples per second, supported are {allowed}; is it damaged?")
-
-
-def decoded_audio(path: Path, stream: AudioStream, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
+def audio_frames(path: Path, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[AudioFrame]]:
     """Decoded frames, at least one, at their times, the first at `delay_s`; the last one ends where the track does."""
-    clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
-    for frame, following in with_next(_frames(path, stream)):
-        duration_s = Fraction(frame.samples, frame.sample_rate)
-        time_s = clock.advance(stamp_of(frame), duration_s)
-        padding_s = Fraction(0) if following else _padding_s(stream, frame)
-        yield Timed(time_s, duration_s - padding_s, frame)
+    with open_audio(path) as stream:
+        clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
+        is_mp4 = "mp4" in stream.container.format.name.split(",")
+        for frame, following in with_next(_frames(path, stream)):
+            stamp_s, duration_s = stamp_of(frame), Fraction(frame.samples, frame.sample_rate)
+            time_s = clock.advance(stamp_s, duration_s)
+            # The encoder's padding: only MP4 states lengths of tracks to the sample.
+            if following is None and is_mp4 and stamp_s is not None and stream.duration and stream.time_base:
+                beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
+                duration_s -= beyond_s if 0 < beyond_s < duration_s else 0
+            yield Timed(time_s, duration_s, frame)
 
 
 def _frames(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
-    """Decoded frames with samples, at least one; errors as `decoded_audio`."""
+    """Decoded frames with samples, at least one; errors as `read_audio_blocks`."""
     frame, container = None, cast(InputContainer, stream.container)
     for frame in filter(lambda decoded: decoded.samples, guarded(path, stream, container.decode(stream))):
-        _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
+        rate_hz = frame.sample_rate
+        if not _LEAST_RATE_HZ <= rate_hz <= _MOST_RATE_HZ:
+            allowed = f"supported are {_LEAST_RATE_HZ} to {_MOST_RATE_HZ}"
+            raise MediaError(f"{path}: its audio has {rate_hz} samples per second, {allowed}; is it damaged?")
         yield frame
     if frame is None:
         raise MediaError(f"{path}: its audio stream has no samples")
-
-
-def _padding_s(stream: AudioStream, last: AudioFrame) -> Fraction:
-    """How much of the last frame is the encoder's padding."""
-    stamp_s, duration_s = stamp_of(last), Fraction(last.samples, last.sample_rate)
-    if stamp_s is None or not stream.duration or stream.time_base is None:
-        return Fraction(0)
-    beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
-    exact = _EXACT_CONTAINER in stream.container.format.name.split(",")
-    return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)
 
 
 def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
@@ -283,25 +252,17 @@ def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
 
 class RateConverter:
     """Mono samples that come piece by piece, float32 `(n,)`, at another rate; how they are divided makes no difference.
-
-    The last few milliseconds of what came so far follow with the next piece, or with `finish`.
-    """
+    The last few milliseconds of what came so far follow with the next piece, or at the end."""
 
     def __init__(self, rate_hz: int, to_hz: int) -> None:
         self._rate_hz, self._resampler = rate_hz, AudioResampler("flt", "mono", to_hz)
 
-    def convert(self, samples: Float32Array) -> Float32Array:
-        """What can be computed now."""
-        if not samples.size:
-            return samples
-        frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
-        frame.sample_rate = self._rate_hz
-        return self._resampled(frame)
-
-    def finish(self) -> Float32Array:
-        return self._resampled(None)
-
-    def _resampled(self, frame: AudioFrame | None) -> Float32Array:
+    def convert(self, samples: Float32Array | None) -> Float32Array:
+        """What can be computed now; None ends the sound."""
+        frame = None
+        if samples is not None:
+            frame = AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
+            frame.sample_rate = self._rate_hz
         parts = [part.to_ndarray().reshape(-1) for part in filter(None, self._resampler.resample(frame))]
         return np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
 
@@ -314,7 +275,6 @@ class SampleQueue:
 
     @property
     def size(self) -> int:
-        """How many wait."""
         return len(self._bytes) // 4
 
     def add(self, samples: Float32Array) -> None:

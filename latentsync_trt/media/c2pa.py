@@ -18,11 +18,12 @@ from latentsync_trt.media.muxing import SOURCE_TYPE
 from latentsync_trt.version import __version__
 
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
-
 _OTHER_FORMAT = "application/octet-stream"
 
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)
-_CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
+# By a key's curve, or the name of its class.
+_ALGORITHMS = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
+_ALGORITHMS |= {"RSAPrivateKey": "ps256", "Ed25519PrivateKey": "ed25519"}
 
 _AGENT = {"name": "latentsync-trt", "version": __version__}
 _EDIT = {
@@ -46,12 +47,8 @@ class Credentials:
 
 
 def read_credentials(pem: Path, output: Path) -> Credentials:
-    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial.
-
-    Raises:
-        InputError: the file cannot be read or used; chain and key are no pair; or the container cannot hold them.
-        MissingDependency: the extra is not installed.
-    """
+    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial. Raises `InputError`: the
+    file cannot be used, chain and key are no pair, or the container cannot hold them; `MissingDependency`: no extra."""
     if output.suffix.lower() not in FORMATS:
         raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
     if find_spec("c2pa") is None:
@@ -63,25 +60,16 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
             _write_signed(credentials, "image/png", BytesIO(picture), signed, "trial", source=None)
     except OutputError as error:
         # The package does not say which of the standard's rules is broken.
-        cure = (
-            "C2PA wants a valid X.509 v3 certificate for digital signatures, with an extended key usage such as "
-            "e-mail, and the key of that certificate"
-        )
+        cure = "C2PA wants a valid X.509 v3 certificate that may sign (extended key usage such as e-mail), and its key"
         raise InputError(f"{pem}: {error}; {cure}", usage=False) from error
     return credentials
 
 
 def sign(path: Path, source: Path, credentials: Credentials, title: str = "") -> tuple[str, ...]:
-    """Replaces a finished video by the same with credentials, verified; returns what they lack.
+    """Replaces a finished video, .mp4 or .mov, by the same with credentials, verified; returns what they lack.
 
-    Takes half a gigabyte of memory at most, and for a moment twice the disk space.
-
-    Args:
-        path: .mp4 or .mov; a file named "signed" is written beside it. source: what was changed.
-        title: the video's name, if not that of `path`.
-
-    Raises:
-        OutputError: the file cannot be written, or what was written does not verify.
+    Takes half a gigabyte of memory at most, and for a moment twice the disk space: a file named "signed" beside it.
+    `source`: what was changed. `title`: the video's name, if not that of `path`. Raises `OutputError`.
     """
     mime, signed = FORMATS[path.suffix.lower()], path.with_name("signed")
     with writing(path):
@@ -135,9 +123,6 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
 
 def _credentials_in(pem: Path) -> Credentials:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
     try:
@@ -150,12 +135,8 @@ def _credentials_in(pem: Path) -> Credentials:
     except (ValueError, TypeError) as error:
         wanted = "certificates, the signer's first, and a private key without a password, all in PEM format"
         raise InputError(f"{pem}: cannot be used: {error}; it must contain {wanted}") from error
-    match private:
-        case RSAPrivateKey():
-            return Credentials(chain, key, "ps256")
-        case Ed25519PrivateKey():
-            return Credentials(chain, key, "ed25519")
-        case EllipticCurvePrivateKey() if private.curve.name in _CURVES:
-            return Credentials(chain, key, _CURVES[private.curve.name])
-    keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
-    raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
+    kind = private.curve.name if hasattr(private, "curve") else type(private).__name__
+    if kind not in _ALGORITHMS:
+        keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
+        raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
+    return Credentials(chain, key, _ALGORITHMS[kind])

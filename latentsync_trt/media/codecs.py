@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import av
 from av import FFmpegError, VideoCodecContext, VideoFormat, VideoFrame, VideoStream
 from av.codec import find_best_pix_fmt_of_list
 from av.container import OutputContainer
 
-from latentsync_trt.config import Codec, SyncOptions
+from latentsync_trt.config import MODEL_FPS, Codec, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
+from latentsync_trt.media.color import BT709, BT2020_NCL, HDR_TRANSFERS, RGB_IDENTITY, UNSPECIFIED
 from latentsync_trt.media.conversion import COLOR_RANGES
 from latentsync_trt.media.files import reason_of
-from latentsync_trt.media.hdr import HDR_TRANSFERS, encoder_options
-from latentsync_trt.types import ColorTags, VideoInfo
+from latentsync_trt.types import ColorTags, HdrMetadata, VideoInfo
 
 CONTAINERS: dict[Codec, tuple[str, ...]] = {
     "h264": (".mp4", ".mov", ".mkv"),
@@ -30,31 +29,30 @@ CONTAINERS: dict[Codec, tuple[str, ...]] = {
 }
 """What FFmpeg writes and common players read."""
 
-# In their own stream. For other codecs PyAV can write it to .mp4 and .mov, but not to .mkv.
-_STORE_PIXEL_ASPECT = ("h264", "hevc")
-
 # By default x264 starts 1.5 threads per core, each with a frame: more memory, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
+# About how many pictures x264 holds, and what they may take.
 _X264_PICTURES, _X264_BYTES = 40, 1_000_000_000
+# Where they would take more: at 8192×4352 it needs 1.1 instead of 3.1 GB.
 _X264_SMALL = {"rc-lookahead": "4", "bframes": "0", "sliced-threads": "1"}
-"""About how many pictures x264 holds, what they may take, and its settings where they would take more: at 8192×4352 it
-needs 1.1 instead of 3.1 GB."""
 
-EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
-
-_NVENC_LEAST_QP = 1
 _NVENC_HEVC = ("yuv420p", "p010le", "yuv444p", "yuv444p16le")
 _NO_INTEGERS = ("f16le", "f32le")
+
+# Parameters of encoders for HDR10's display and light, and the units of the display's
+# chromaticity and luminance, as integers (SMPTE ST 2086) or 1 for decimal fractions.
+_HDR_PARAMETERS = {
+    "libx264": ("mastering-display", "cll", 50000, 10000),
+    "libx265": ("master-display", "max-cll", 50000, 10000),
+    "libsvtav1": ("mastering-display", "content-light", 1, 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An encoder, by FFmpeg's name.
-
-    `quality`: of its setting for quality the name, default and worst value. `speed`, `preset`: name and default of its
-    setting for speed, or empty. `formats`: pixel formats to choose from; empty = all that it states.
-    """
+    """An encoder, by FFmpeg's name; `quality`: of its setting for quality the name, default and worst value; `speed`,
+    `preset`: name and default of its setting for speed; `formats`: pixel formats to choose from, empty = all."""
 
     ffmpeg: str
     quality: tuple[str, int, int] | None = None
@@ -66,7 +64,7 @@ class Library:
 # The presets of x264 differ little in quality and by a tenth in size; this one is fast enough.
 # x265 gains 2 dB and a quarter in size from veryfast to medium, for a third more work.
 # NVENC is separate hardware, which p5 does not slow down; only the newest have 4:2:2.
-LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
+LIBRARIES: dict[tuple[Codec, str], Library] = {
     ("h264", "x264"): Library("libx264", ("crf", 16, 51), "veryfast"),
     ("hevc", "x265"): Library("libx265", ("crf", 18, 51), "medium"),
     ("av1", "svtav1"): Library("libsvtav1", ("crf", 24, 63), "8"),
@@ -77,22 +75,13 @@ LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
     ("av1", "nvenc"): Library("av1_nvenc", ("qp", 24, 63), "p5", formats=("yuv420p", "p010le")),
 }
 # The encoder of each codec that needs no GPU.
-ON_CPU: dict[Codec, EncoderName] = {codec: name for codec, name in LIBRARIES if name != "nvenc"}
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of PyAV and of the FFmpeg libraries it is linked with."""
-    libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
-    return {"PyAV": av.__version__, **libraries}
+ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != "nvenc"}
 
 
 @dataclass(frozen=True, slots=True)
 class VideoEncoder:
-    """How the picture is encoded.
-
-    `ffmpeg`, `pixel_format`, `options`: FFmpeg's names. `width_px`, `height_px`: of the encoded picture, with even
-    sides where the format needs it. `color`: its tags. `notices`: what it cannot preserve of the source.
-    """
+    """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the format needs it;
+    `color`: its tags; `notices`: what it cannot preserve of the source."""
 
     codec: Codec
     ffmpeg: str
@@ -104,21 +93,21 @@ class VideoEncoder:
     notices: tuple[str, ...] = ()
 
 
-_USUAL_PX = 512
-"""Width and height of pictures that every encoder takes."""
-
-
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
-    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's. Raises `InputError` if
-    options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder."""
-    codec, named = _codec_of(options, info), options.encoder_name
+    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's. Without a name, the
+    codec is the encoder's; else H.264 for 8 bits of SDR, HEVC for more. Raises `InputError` if options contradict each
+    other, a value is not one of the encoder's, or FFmpeg lacks the encoder."""
+    named = options.encoder_name
+    deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
+    usual: Codec = "hevc" if deep else "h264"
+    codec = options.codec or {name: codec for codec, name in ON_CPU.items()}.get(named or "", usual)
     if named == "auto" and (codec, "nvenc") in LIBRARIES:
         if options.encoder_preset is not None:
             raise InputError(f"--encoder {options.encoder}: presets differ from encoder to encoder; name one")
         on_gpu = _encoder(codec, "nvenc", options, info)
         if problem_of(on_gpu) is None:
             return on_gpu
-    name = ON_CPU[codec] if named in (None, "auto") else cast(EncoderName, named)
+    name = ON_CPU[codec] if named in (None, "auto") else named
     if (codec, name) not in LIBRARIES:
         fitting = [encoder for of, encoder in LIBRARIES if of == codec]
         cure = f"use {' or '.join(fitting)}" if len(fitting) > 1 else "leave it out"
@@ -133,16 +122,14 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
     fitting = CONTAINERS[encoder.codec]
     if output.suffix.lower() not in fitting:
         raise InputError(f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}")
-    problem = problem_of(encoder)
-    usual = replace(encoder, width_px=_USUAL_PX, height_px=_USUAL_PX)
-    if problem is not None and encoder.ffmpeg.endswith("_nvenc") and problem_of(usual) is not None:
-        cure = f"NVENC needs an NVIDIA GPU that encodes {encoder.codec}, and its driver; use --encoder"
-        raise InputError(f"--encoder nvenc: {encoder.ffmpeg} does not open ({problem}); {cure} {ON_CPU[encoder.codec]}")
-    if problem is not None:
-        other = f"--encoder {ON_CPU[encoder.codec]}" if encoder.ffmpeg.endswith("_nvenc") else "another --codec"
+    if problem := problem_of(encoder):
+        cure = "use another --codec"
+        if encoder.ffmpeg.endswith("_nvenc"):
+            needs = f"NVENC needs an NVIDIA GPU that encodes {encoder.codec}, and its driver"
+            cure = f"{needs}; use --encoder {ON_CPU[encoder.codec]}"
         raise InputError(
             f"the encoder {encoder.ffmpeg} ({', '.join('='.join(pair) for pair in encoder.options)}) does not open for "
-            f"pictures of {encoder.width_px}×{encoder.height_px}: {problem}; use {other}, or scale the video"
+            f"pictures of {encoder.width_px}×{encoder.height_px}: {problem}; {cure}, or scale the video"
         )
     return encoder
 
@@ -152,23 +139,15 @@ def default_suffix(options: SyncOptions) -> str:
     return CONTAINERS[options.codec][0] if options.codec else ".mp4"
 
 
-def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[str, ...]:
-    """What to say where a file with this `suffix` does not store the shape of pixels."""
-    if info.sample_aspect_ratio == 1 or suffix != ".mkv" or encoder.codec in _STORE_PIXEL_ASPECT:
-        return ()
-    return (f"{encoder.codec} in .mkv does not store its pixel aspect {info.sample_aspect_ratio}",)
-
-
-def add_video(
-    encoder: VideoEncoder, pixel_aspect: Fraction, rate: Fraction, time_base: Fraction, container: OutputContainer
-) -> VideoStream:
-    """Adds the encoder to a container, for `rate` frames per second, stamps in `time_base`."""
+def add_video(container: OutputContainer, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction) -> VideoStream:
+    """Adds the encoder of the source `info` to a container, with stamps in `time_base`."""
+    rate = info.frames_per_s or Fraction(MODEL_FPS)
     # PyAV's types know only some encoders by name.
     stream = cast(VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=dict(encoder.options)))
     context = stream.codec_context
     _set_up(context, encoder)
     stream.time_base = context.time_base = time_base
-    context.sample_aspect_ratio = pixel_aspect
+    context.sample_aspect_ratio = info.sample_aspect_ratio
     return stream
 
 
@@ -198,26 +177,16 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
 
 
-def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
-    """The named codec, or the named encoder's; else H.264 for 8 bits of SDR, HEVC for more."""
-    if options.codec is not None:
-        return options.codec
-    of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder_name))
-    deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
-    return of_encoder or ("hevc" if deep else "h264")
-
-
-def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
+def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     library = LIBRARIES[codec, name]
     if library.ffmpeg not in av.codecs_available:
         cure = "install PyAV's own wheel: pip install --force-reinstall av"
         raise InputError(f"PyAV's FFmpeg has no {library.ffmpeg}; {cure}")
     settings = _settings_of(codec, name, options)
-    pixel_format = _nearest_format(library, info.pixel_format)
-    form = VideoFormat(pixel_format)
+    form = _nearest_format(library, info.pixel_format)
     if codec == "prores":
         settings.setdefault(library.speed, "4444" if _chroma_of(form) == (16, 16) else "hq")
-    parameters = encoder_options(library.ffmpeg, info.hdr)
+    parameters = _hdr_parameters(library.ffmpeg, info.hdr)
     if name == "x265":  # reports its settings on standard error
         parameters["log-level"] = "error"
     picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
@@ -228,12 +197,15 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
     # FFV1 codes any size; the others only whole samples of chroma.
     across, down = (1, 1) if codec == "ffv1" else (16 // count for count in _chroma_of(form))
     size = info.width_px + info.width_px % across, info.height_px + info.height_px % down
-    color = info.color if form.is_rgb else _yuv_tags(info.color)
-    encoder = VideoEncoder(codec, library.ffmpeg, pixel_format, *size, color, tuple(settings.items()))
+    color = info.color
+    if color.matrix == RGB_IDENTITY and not form.is_rgb:
+        primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
+        color = ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
+    encoder = VideoEncoder(codec, library.ffmpeg, form.name, *size, color, tuple(settings.items()))
     return replace(encoder, notices=tuple(_losses(encoder, info)))
 
 
-def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[str, str]:
+def _settings_of(codec: Codec, name: str, options: SyncOptions) -> dict[str, str]:
     """FFmpeg's options for quality and speed; `InputError` if a value is not the encoder's."""
     library = LIBRARIES[codec, name]
     settings: dict[str, str] = {"rc": "constqp"} if name == "nvenc" else {}
@@ -243,7 +215,7 @@ def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[
         if crf > worst:
             raise InputError(f"--crf {crf}: outside 0 to {worst} of {codec}")
         if name == "nvenc":  # whose quantizers reach 255 in AV1
-            crf = max(crf * (4 if codec == "av1" else 1), _NVENC_LEAST_QP)
+            crf = max(crf * (4 if codec == "av1" else 1), 1)
         settings[key] = str(crf)
     elif options.crf is not None:
         raise InputError(f"--crf {options.crf}: {codec} has no such setting; leave it out")
@@ -253,31 +225,38 @@ def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[
     return settings
 
 
-def _nearest_format(library: Library, source: str) -> str:
-    """The encoder's pixel format that loses least of `source`, and among those adds least.
+def _hdr_parameters(encoder: str, metadata: HdrMetadata) -> dict[str, str]:
+    """With what an encoder stores HDR10's metadata, the display as "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)"."""
+    parameters = dict[str, str]()
+    if encoder not in _HDR_PARAMETERS:
+        return parameters
+    display_name, light_name, chromaticity, luminance = _HDR_PARAMETERS[encoder]
+    if metadata.mastering is not None:
+        units = [chromaticity] * 8 + [luminance] * 2
+        scaled = [value * unit for value, unit in zip(metadata.mastering, units, strict=True)]
+        texts = [str(round(value)) if chromaticity > 1 else f"{float(value):.5f}" for value in scaled]
+        red, green, blue, white = (",".join(texts[start : start + 2]) for start in range(0, 8, 2))
+        parameters[display_name] = f"G({green})B({blue})R({red})WP({white})L({texts[9]},{texts[8]})"
+    if metadata.light is not None:
+        parameters[light_name] = "{},{}".format(*metadata.light)
+    return parameters
 
-    RGB stays RGB in FFV1 and becomes 4:2:0 elsewhere, as players expect.
-    """
+
+def _nearest_format(library: Library, source: str) -> VideoFormat:
+    """The encoder's pixel format that loses least of `source`, and among those adds least. RGB stays RGB in FFV1 and
+    becomes 4:2:0 elsewhere, as players expect."""
     as_rgb = VideoFormat(source).is_rgb and library.ffmpeg == "ffv1"
     names = library.formats or [form.name for form in av.Codec(library.ffmpeg, "w").video_formats or ()]
     # With color, without alpha, as integers, and without a word on the range.
     plain = [name for name in names if not name.startswith(("yuvj", "nv", "yaf")) and not name.endswith(_NO_INTEGERS)]
     forms = [form for form in map(VideoFormat, plain) if len(form.components) == 3 and form.is_rgb == as_rgb]
     best, _ = find_best_pix_fmt_of_list(forms, source if as_rgb else source.replace("gbrp", "yuv420p"))
-    return cast(VideoFormat, best).name
+    return cast(VideoFormat, best)
 
 
 def _chroma_of(form: VideoFormat) -> tuple[int, int]:
     """Chroma samples in 16 pixels along x and y."""
     return form.chroma_width(16), form.chroma_height(16)
-
-
-def _yuv_tags(color: ColorTags) -> ColorTags:
-    """The tags as YUV: RGB becomes BT.709 of limited range; its primaries and transfer stay."""
-    if color.matrix != RGB_IDENTITY:
-        return color
-    primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
-    return ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
 
 
 def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
@@ -291,9 +270,9 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
     pairs = zip(_chroma_of(form), _chroma_of(source), strict=True)
     if not source.is_rgb and any(own < wanted for own, wanted in pairs):
         yield (f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
-    if info.hdr and info.hdr.dynamic:
+    if info.hdr.dynamic:
         yield (f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
-    if info.hdr and (info.hdr.mastering or info.hdr.light) and not encoder_options(encoder.ffmpeg, info.hdr):
+    if (info.hdr.mastering or info.hdr.light) and encoder.ffmpeg not in _HDR_PARAMETERS:
         yield (f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept")
     if info.captions:
         cure = 'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'

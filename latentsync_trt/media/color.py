@@ -1,30 +1,33 @@
-"""Mixes patches into a picture's planes, coded as its color tags say (ITU-T H.273). Pure.
+"""Codes and light of a picture's planes, by its color tags (ITU-T H.273), and patches mixed into them. Pure.
 
 A chroma sample belongs to the center of the pixels it covers: conversion to RGB repeats it for all of them, and
 conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
+
+HDR becomes SDR for the networks per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
+
+1. Signal → light relative to HDR reference white, 203 cd/m² (ITU-R BT.2408). For HLG on a nominal display of
+   1000 cd/m², whose system gamma of 1.2 is applied to each channel, 75 % signal is that white, too.
+2. Light → signal of an SDR display: s = light^(1/2.4) (ITU-R BT.1886).
+3. A soft knee: s up to 0.75 stays; above, 0.75 + a·x / (x + a) with x = s − 0.75, which continues with slope 1 and
+   reaches 1 at 1000 cd/m². Reference white becomes 0.89, and brighter light than 1000 cd/m² 1.
+
+Primaries are not converted, as clipping to BT.709 has no inverse: the networks see slightly paler colors.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.hdr import HDR_TRANSFERS, hdr_of
 from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
-_WHITE = 65535
-"""Of a patch."""
-
-RGB_IDENTITY = 0
-BT709 = 1
-UNSPECIFIED = 2
-BT2020_NCL = 9
+_WHITE = 65535  # of a patch
+RGB_IDENTITY, BT709, UNSPECIFIED, BT2020_NCL = 0, 1, 2, 9
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M = 4, 5, 6, 7
-
-# Without a matrix tag, BT.709 from this length of the shorter side on, which rotation keeps.
-HD_SIDE_PX = 720
+_HD_SIDE_PX = 720  # without a matrix tag, BT.709 from this length of the shorter side on, which rotation keeps
 
 _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
     RGB_IDENTITY: (0.0, 0.0),  # not used
@@ -38,13 +41,25 @@ _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
 # swscale numbers matrices as H.273 does, with one number per pair of equal coefficients.
 _SWSCALE_MATRIX = {_SMPTE170M: _BT470BG}
 
+HDR_TRANSFERS = PQ, HLG = 16, 18  # in ITU-T H.273
+
+_PEAK, _REFERENCE = 1000.0, 203.0  # cd/m²: the nominal display of HLG, and HDR reference white
+_GAMMA, _KNEE = 2.4, 0.75
+
+# PQ: BT.2100, table 4.
+_M1, _M2 = 2610 / 16384, 2523 / 4096 * 128
+_C1, _C2, _C3 = 3424 / 4096, 2413 / 4096 * 32, 2392 / 4096 * 32
+
+# HLG: BT.2100, table 5.
+_A = 0.17883277
+_B, _C = 1 - 4 * _A, 0.5 - _A * np.log(4 * _A)
+_SYSTEM_GAMMA = 1.2
+
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """R'G'B' ↔ Y'CbCr; for the matrix `RGB_IDENTITY` R'G'B' itself, as planes in the order G, B, R.
-
-    `kr`, `kb`: weights of red and blue in luma.
-    """
+    """R'G'B' ↔ Y'CbCr; for the matrix `RGB_IDENTITY` R'G'B' itself, as planes in the order G, B, R. `kr`, `kb`: weights
+    of red and blue in luma."""
 
     kr: float
     kb: float
@@ -54,24 +69,17 @@ class Coding:
 
 
 def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) -> Coding:
-    """The coding of `color` in so many bits; raises `InputError` for other matrices (YCgCo, ICtCp, …).
-
-    Without a range tag: limited. Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601.
-    """
+    """The coding of `color` in so many bits; raises `InputError` for other matrices (YCgCo, ICtCp, …). Without a range
+    tag: limited. Without a matrix tag: BT.2020 for HDR, BT.709 for other HD, else BT.601."""
     matrix = color.matrix
     if matrix == UNSPECIFIED and color.transfer in HDR_TRANSFERS:
         matrix = BT2020_NCL
     elif matrix == UNSPECIFIED:
-        matrix = BT709 if min(width_px, height_px) >= HD_SIDE_PX else _SMPTE170M
+        matrix = BT709 if min(width_px, height_px) >= _HD_SIDE_PX else _SMPTE170M
     if matrix not in _LUMA_WEIGHTS:
-        raise unsupported_matrix(matrix)
+        cure = "convert the video to BT.709, or HDR to BT.2020"
+        raise InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
     return Coding(*_LUMA_WEIGHTS[matrix], bool(color.full_range), bits, _SWSCALE_MATRIX.get(matrix, matrix))
-
-
-def unsupported_matrix(matrix: int) -> InputError:
-    """The error of a matrix that needs more than weights of R, G and B."""
-    cure = "convert the video to BT.709, or HDR to BT.2020"
-    return InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
 
 
 @cache
@@ -108,11 +116,9 @@ def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
 
 
 def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
-    """Mixes patches into `planes`, one over the other, in their depth, matrix and range.
-
-    Each sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep
-    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`.
-    """
+    """Mixes patches into `planes`, one over the other, in their depth, matrix and range. Each sample is mixed by the
+    patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep their value. In HDR, the
+    patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`."""
     import cv2  # not where inputs are checked, which need other parts of this module
 
     height_px, width_px = planes.y.shape
@@ -138,12 +144,6 @@ def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     half = np.zeros(((height + 1) // 2, (width + 1) // 2), np.uint8)
     blank = YuvPlanes(np.zeros((height, width), np.uint8), half, half, color)
     return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
-
-
-def pixels_per_sample(planes: YuvPlanes) -> tuple[int, int]:
-    """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
-    rows, columns = (1 if chroma == luma else 2 for luma, chroma in zip(planes.y.shape, planes.u.shape, strict=True))
-    return rows, columns
 
 
 def _mix(
@@ -180,3 +180,55 @@ def _mix(
         cv2.add(target * kept, values, dst=target, dtype=depths[plane.dtype.itemsize])  # rounds, too
         if bits not in (8, 16):
             np.minimum(target, 2**bits - 1, out=target)
+
+
+class HdrCurve(NamedTuple):
+    """Tables of a transfer for 16-bit values: `sdr (65536,)` uint8, the SDR level of each HDR signal; `signal (65536,)`
+    float32 in [0, 1], the HDR signal of each SDR level."""
+
+    sdr: UInt8Array
+    signal: Float32Array
+
+
+@cache
+def hdr_of(transfer: int) -> HdrCurve | None:
+    """The curve of an HDR transfer; None for SDR."""
+    if transfer not in HDR_TRANSFERS:
+        return None
+    levels = np.arange(65536) / 65535
+    to_light, from_light = (_pq_light, _pq_signal) if transfer == PQ else (_hlg_light, _hlg_signal)
+    sdr = _knee((to_light(levels) / _REFERENCE) ** (1 / _GAMMA))
+    light = np.minimum(_REFERENCE * _knee(levels, inverse=True) ** _GAMMA, _PEAK)
+    return HdrCurve(np.rint(255 * np.clip(sdr, 0, 1)).astype(np.uint8), from_light(light).astype(np.float32))
+
+
+def _pq_light(signal: Float64Array) -> Float64Array:
+    """cd/m² of PQ."""
+    root = signal ** (1 / _M2)
+    return 10000 * (np.maximum(root - _C1, 0) / (_C2 - _C3 * root)) ** (1 / _M1)
+
+
+def _pq_signal(light: Float64Array) -> Float64Array:
+    root = (light / 10000) ** _M1
+    return ((_C1 + _C2 * root) / (1 + _C3 * root)) ** _M2
+
+
+def _hlg_light(signal: Float64Array) -> Float64Array:
+    """cd/m² of HLG on the nominal display."""
+    scene = np.where(signal <= 0.5, signal**2 / 3, (np.exp((signal - _C) / _A) + _B) / 12)
+    return _PEAK * scene**_SYSTEM_GAMMA
+
+
+def _hlg_signal(light: Float64Array) -> Float64Array:
+    scene = (light / _PEAK) ** (1 / _SYSTEM_GAMMA)
+    return np.where(scene <= 1 / 12, np.sqrt(3 * scene), _A * np.log(np.maximum(12 * scene - _B, _B)) + _C)
+
+
+# The knee's a: from a·x / (x + a) = 1 − knee at x = reach.
+_REACH = (_PEAK / _REFERENCE) ** (1 / _GAMMA) - _KNEE
+_BEND = (1 - _KNEE) * _REACH / (_REACH - (1 - _KNEE))
+
+
+def _knee(level: Float64Array, *, inverse: bool = False) -> Float64Array:
+    above = np.maximum(level - _KNEE, 0)
+    return np.minimum(level, _KNEE) + _BEND * above / (_BEND - above if inverse else _BEND + above)

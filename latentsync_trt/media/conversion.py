@@ -1,8 +1,9 @@
-"""Converts FFmpeg's frames to upright planes or RGB, and planes to frames."""
+"""Converts FFmpeg's frames to upright planes, and planes to frames; what frames say of HDR."""
 
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
@@ -11,16 +12,8 @@ from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import (
-    RGB_IDENTITY,
-    UNSPECIFIED,
-    Coding,
-    coding_of,
-    mix,
-    pixels_per_sample,
-    unsupported_matrix,
-)
-from latentsync_trt.types import ColorTags, Patch, SampleArray, YuvPlanes
+from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix
+from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
@@ -34,6 +27,13 @@ _EXACT_SMOOTH = (
 # PyAV raises for every frame that has side data which it has no name for, as EXIF in a
 # photograph: here, such data get the name of a kind that nothing reads.
 SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
+
+_DYNAMIC = {
+    SideDataType.DOVI_RPU_BUFFER: "Dolby Vision",
+    SideDataType.DOVI_METADATA: "Dolby Vision",
+    SideDataType.DYNAMIC_HDR_PLUS: "HDR10+",
+    SideDataType.DYNAMIC_HDR_VIVID: "HDR Vivid",
+}
 
 
 def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
@@ -51,10 +51,8 @@ def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
 
 
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
-    """The planar format that frames have before they are made upright: their own, if there is one.
-
-    Without alpha. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8.
-    """
+    """The planar format that frames have before they are made upright: their own, if there is one. Without alpha. Gray
+    and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8."""
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
     if form.is_rgb or form.has_palette:
@@ -67,10 +65,8 @@ def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
 
 
 class FrameConverter:
-    """Converts decoded frames of one video into upright planes of the first frame's format.
-
-    Keeps swscale's tables between frames; not thread-safe.
-    """
+    """Converts decoded frames of one video into upright planes of the first frame's format. Keeps swscale's tables
+    between frames; not thread-safe."""
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
@@ -90,46 +86,28 @@ class FrameConverter:
         own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
         # Alpha is left out; "yuvj" says nothing but the range.
         name = frame.format.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp")
-        as_is = own == target and name == wanted
-        coded = frame if as_is else self._converted(frame, wanted, own, target)
-        turned = (view.T if transpose else view for view in views(coded)[:3])
+        if own != target or name != wanted:
+            if name.startswith(("gray", "ya")):  # swscale takes gray as full range, whatever its tag says
+                own, target = replace(own, full_range=True), replace(target, full_range=True)
+            try:
+                frame = converted(self._reformatter, frame, wanted, own, target)
+            except OSError as error:
+                raise InputError(f"its pixel format {name} is not supported; re-encode it") from error
+        turned = (view.T if transpose else view for view in views(frame)[:3])
         y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
         return YuvPlanes(y, u, v, common, bits)
 
-    def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
-        if frame.format.name.startswith(("gray", "ya")):
-            if own != wanted:
-                return self._converted(self._converted(frame, name, own, own), name, own, wanted)
-            # swscale takes gray as full range, whatever its tag says.
-            own, wanted = replace(own, full_range=True), replace(wanted, full_range=True)
-        try:
-            return converted(self._reformatter, frame, name, own, wanted)
-        except OSError as error:
-            raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
 
-
-def converted(
-    reformatter: VideoReformatter,
-    frame: VideoFrame,
-    name: str,
-    own: Coding,
-    wanted: Coding | None = None,
-    interpolation: Interpolation = _EXACT_SMOOTH,
-    size_px: tuple[int | None, int | None] = (None, None),
-) -> VideoFrame:
-    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`.
-
-    It is scaled to `size_px` (width, height).
-    """
+def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
+    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`."""
     return reformatter.reformat(
         frame,
-        *size_px,
         format=name,
-        interpolation=interpolation,
+        interpolation=_EXACT_SMOOTH,
         src_colorspace=own.swscale_matrix or None,
-        dst_colorspace=wanted.swscale_matrix or None if wanted else None,
+        dst_colorspace=wanted.swscale_matrix or None,
         src_color_range=COLOR_RANGES[own.full_range],
-        dst_color_range=COLOR_RANGES[wanted.full_range] if wanted else None,
+        dst_color_range=COLOR_RANGES[wanted.full_range],
         threads=1,
     )
 
@@ -143,24 +121,20 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
     if color.matrix != RGB_IDENTITY:
         return color
     if len(frame.format.components) > 2:
-        raise unsupported_matrix(color.matrix)
+        raise InputError("its planes are YUV, but have the tag of RGB's color matrix; convert the video to BT.709")
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
 
 def format_of(planes: YuvPlanes) -> str:
-    """FFmpeg's name of the format of `planes`."""
     depth = "" if planes.bits == 8 else f"{planes.bits}le"
     if planes.color.matrix == RGB_IDENTITY:
         return f"gbrp{depth}"
-    rows, columns = pixels_per_sample(planes)
-    return f"yuv{ {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}[rows, columns] }p{depth}"
+    return f"yuv{ {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}[planes.pixels_per_sample] }p{depth}"
 
 
 def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()) -> VideoFrame:
-    """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in.
-
-    It is padded by repeating the edge. Raises `InputError` as `mix`.
-    """
+    """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in. It is padded by repeating
+    the edge. Raises `InputError` as `mix`."""
     frame = VideoFrame(width_px, height_px, format_of(planes))
     own, copies = (planes.y, planes.u, planes.v), views(frame)
     y, u, v = (view[: plane.shape[0], : plane.shape[1]] for view, plane in zip(copies, own, strict=True))
@@ -169,8 +143,7 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable
     mix(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
     for view, plane in zip(copies, own, strict=True):
         rows, columns = plane.shape
-        if columns < view.shape[1]:
-            view[:rows, columns:] = view[:rows, columns - 1 : columns]
+        view[:rows, columns:] = view[:rows, columns - 1 : columns]
         view[rows:] = view[rows - 1]
     return frame
 
@@ -180,3 +153,20 @@ def views(frame: VideoFrame) -> list[SampleArray]:
     depth, planes = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8), cast(Any, frame.planes)
     stored = (np.frombuffer(plane, depth, plane.height * plane.line_size // depth.itemsize) for plane in planes)
     return [samples.reshape(plane.height, -1)[:, : plane.width] for plane, samples in zip(planes, stored, strict=True)]
+
+
+def metadata_of(frame: VideoFrame) -> HdrMetadata:
+    """The HDR metadata of a decoded frame; `InputError` for Dolby Vision in its own color space (profile 5)."""
+    entries: Any = frame.side_data
+    data = {entry.type: bytes(entry) for entry in entries}
+    dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
+    if "Dolby Vision" in dynamic and int(frame.color_trc) == UNSPECIFIED:
+        what = "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders show"
+        raise InputError(f"{what}; export it as HDR10, HLG or SDR")
+    mastering, light = None, data.get(SideDataType.CONTENT_LIGHT_LEVEL)
+    if display := data.get(SideDataType.MASTERING_DISPLAY_METADATA):
+        # FFmpeg's struct: ten fractions, then whether primaries and luminance are set.
+        *numbers, has_primaries, has_luminance = struct.unpack_from("=22i", display)
+        if has_primaries and has_luminance and all(numbers[1::2]):
+            mastering = tuple(map(Fraction, numbers[0::2], numbers[1::2]))
+    return HdrMetadata(mastering, struct.unpack_from("=2I", light) if light else None, dynamic)

@@ -45,13 +45,12 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
         try:
             frames = iter([_composed(path, container)])
         except (struct.error, LookupError, ValueError) as error:
-            cure = "export the photo as JPEG or PNG"
-            raise MediaError(f"{path}: consists of parts that cannot be put together; {cure}") from error
+            what = "consists of parts that cannot be put together"
+            raise MediaError(f"{path}: {what}; export the photo as JPEG or PNG") from error
     for frame in frames:
         size = size or (frame.width, frame.height)
         if size != (frame.width, frame.height):
-            sizes = f"{size[0]}×{size[1]} to {frame.width}×{frame.height}"
-            raise InputError(f"its pictures change from {sizes}")
+            raise InputError(f"its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height}")
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
         yield _filtered([frame], ("crop", crop)) if crop else frame
@@ -59,9 +58,7 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
 
 def _crop(stream: VideoStream) -> str:
     """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing.
-
-    PyAV passes it on to outputs only: what Matroska's muxer writes is read.
-    """
+    PyAV passes it on to outputs only: what Matroska's muxer writes is read."""
     header = BytesIO()
     with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
         output.add_stream_from_template(stream, opaque=True)

@@ -18,8 +18,6 @@ from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
-_PORTRAIT = ASSETS / "portrait.jpg"
-_MOUTH = ASSETS / "speech.csv"
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
 SIDE_PX = 480
@@ -31,11 +29,8 @@ _PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and rotation: no common multiple wi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpokenMouth:
-    """The mouth that belongs to a recording of speech: one value per frame at the model's rate.
-
-    `opening (n,)` float32, from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips
-    touch, for m, b or p; `silent (n,)` bool: no speech, and the mouth is at rest.
-    """
+    """The mouth that belongs to a recording of speech: one value per frame at the model's rate. `opening (n,)` float32,
+    from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips touch, for m, b or p; `silent (n,)` bool."""
 
     opening: Float32Array
     shut: BoolArray
@@ -43,7 +38,7 @@ class SpokenMouth:
 
 
 def spoken_mouth() -> SpokenMouth:
-    rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
+    rows = np.loadtxt(ASSETS / "speech.csv", np.float32, delimiter=",", skiprows=1, encoding="ascii")
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
@@ -85,7 +80,7 @@ def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str 
 def portrait() -> UInt8Array:
     """The photograph, uint8 `(H, W, 3)` RGB."""
     # Not `cv2.imread`, which on Windows opens no file below a folder whose name is not ASCII.
-    return np.asarray(cv2.imdecode(np.fromfile(_PORTRAIT, np.uint8), cv2.IMREAD_COLOR_RGB), np.uint8)
+    return np.asarray(cv2.imdecode(np.fromfile(ASSETS / "portrait.jpg", np.uint8), cv2.IMREAD_COLOR_RGB), np.uint8)
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
@@ -98,7 +93,5 @@ def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
         matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
         matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
         matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
-        frame = cv2.warpAffine(
-            rgb, matrix, (SIDE_PX, SIDE_PX), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
-        )
-        yield np.asarray(frame, np.uint8)
+        size, border = (SIDE_PX, SIDE_PX), cv2.BORDER_REFLECT_101
+        yield np.asarray(cv2.warpAffine(rgb, matrix, size, flags=cv2.INTER_CUBIC, borderMode=border), np.uint8)

@@ -3,20 +3,21 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import av
-from av import CodecContext, FFmpegError
+from av import CodecContext, FFmpegError, Packet
 from av.container import InputContainer
 from av.stream import Stream
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import why_missing
 
+# Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes.
 MOST_PIXELS = 139_264 * 16 * 16
-"""Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
 
 # FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a URL.
 _PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
@@ -29,6 +30,8 @@ _INPUT_OPTIONS = {
 }
 
 T = TypeVar("T")
+
+TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]  # of one stream of an output, with times there, in this order
 
 
 def reason_of(error: Exception) -> str:
@@ -78,11 +81,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[InputContainer]:
-    """Opens a local media file and closes it at the end of the block.
-
-    Raises:
-        MediaError: the file is missing, no regular file, empty, truncated, a playlist, or unknown to FFmpeg.
-    """
+    """Opens a local media file and closes it at the end of the block. Raises `MediaError`: it is missing, no regular
+    file, empty, truncated, a playlist, or unknown to FFmpeg."""
     check_file(path)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
@@ -127,4 +127,4 @@ def check_size(path: Path, width_px: int, height_px: int) -> None:
     if not 0 < width_px * height_px <= MOST_PIXELS:
         size = f"{width_px}×{height_px} pixels" if width_px else "no size that can be read"  # also if it is too large
         most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
-        raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down")
+        raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down, or convert it to MP4")

@@ -1,6 +1,7 @@
 """The finished file: parts as one stream, sound, what is kept of the source, and a mark.
 
-The mark says that AI changed the picture: machine-readable as IPTC's digital source type, and in words.
+Stamps of the source become those of the output; what comes before its first or after its last picture is cut off. The
+mark says that AI changed the picture: machine-readable as IPTC's digital source type, and in words.
 
 | container | machine-readable | in words |
 |---|---|---|
@@ -13,38 +14,43 @@ XMP stands where part 3 of its specification wants it.
 
 import re
 import struct
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from heapq import merge
 from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 import av
-from av import VideoStream
-from av.container import OutputContainer
+from av import AudioStream, Packet, VideoStream
+from av.container import InputContainer, OutputContainer
+from av.stream import AttachmentStream, Discard, Stream
+from av.subtitles.stream import SubtitleStream
 
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.files import open_input
-from latentsync_trt.media.other_streams import Source, copy_tags, open_others, optional
+from latentsync_trt.media.decoding import is_tile
+from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_input, reading
 from latentsync_trt.media.parts import Finished, abandon, joined
+from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.reader import are_one
-from latentsync_trt.media.soundtrack import ChosenSound, TimedPackets, open_soundtrack
+from latentsync_trt.media.soundtrack import COPIED_CODECS, ChosenSound, copied_sound, open_soundtrack
+from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__
 
 # QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact.
 _LEAST_TIMESCALE = 600
-_MOST_PER_S = 100_000
 # For which FFmpeg holds packets until each stream has one; by default 10 s: gigabytes of 4K.
 _MOST_HELD_US = "1000000"  # microseconds
 
 TOOL = f"latentsync-trt {__version__}"
+# IPTC's code for a recording of which generative AI changed a part.
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
-"""IPTC's code for a recording of which generative AI changed a part."""
-
 _XMP_BOX = UUID("be7acfcb-97a9-42e8-9c71-999491e3afac")
 _COMMENT = f"lips changed by AI ({TOOL})"
 _OUR_COMMENTS = re.compile(r"(; )?lips changed by AI \(latentsync-trt [^)]*\)")
@@ -69,26 +75,41 @@ _KEYS = {
     ".mkv": {"DIGITAL_SOURCE_TYPE": SOURCE_TYPE, "SOFTWARE": TOOL},
 }
 
+# Besides `COPIED_CODECS`, what a container takes, although fewer players do.
+_MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
+
+_TEXT_FORMS = ("ass", "ssa", "subrip", "webvtt", "mov_text", "text")
+# The first one is what other text becomes.
+_HELD_FORMS = {
+    ".mp4": ("mov_text",),
+    ".mov": ("mov_text",),
+    ".mkv": ("subrip", "ass", "webvtt", "hdmv_pgs_subtitle", "dvd_subtitle", "dvb_subtitle"),
+}
+_PER_S = 1000  # stamps of subtitles and chapters
+
+# Tags of the source's file itself, and a time code, which FFmpeg refuses for unusual rates.
+_OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file consists of besides its parts.
+    """What a file consists of besides its parts. `info`: of the source, for what not every part stores. `source`: the
+    file to take tags and other streams from, whose stamp `origin_s` is time 0 of the output. `mark`: say that AI
+    changed the picture."""
 
-    `info`: of the source, for what not every part stores. `source`: the file to take tags and other streams from.
-    `mark`: say that AI changed the picture.
-    """
-
+    suffix: str
     encoder: VideoEncoder
     info: VideoInfo
-    sound: ChosenSound | None = None
-    source: Source | None = None
+    sound: ChosenSound = ChosenSound(())
+    source: Path | None = None
+    origin_s: Fraction = Fraction(0)
     mark: bool = False
 
 
 def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -> tuple[str, ...]:
     """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises `MediaError`, and
     `FFmpegError` and `OSError` if `path` cannot be written."""
-    suffix, options = path.suffix.lower(), {"max_interleave_delta": _MOST_HELD_US}
+    suffix, options = contents.suffix, {"max_interleave_delta": _MOST_HELD_US}
     if suffix != ".mkv":
         options["movflags"] = "+faststart"
         if finished.per_s >= _LEAST_TIMESCALE:
@@ -96,25 +117,21 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     container = av.open(f"file:{path}", "w", options=options)
     try:
         with ExitStack() as opened:
-            video = _add_video(container, suffix, folder, finished, contents)
-            problems: list[str] = []
-            others: list[TimedPackets] = []
-            if contents.sound is not None:
-                others.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
+            video, problems = _add_video(container, folder, finished, contents), list[str]()
+            streams = [joined(folder, finished, video)]
+            if contents.sound.pieces:
+                streams.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
-                pieces = contents.sound.pieces if contents.sound else ()
-                own_sound = bool(pieces) and all(are_one(piece.path, contents.source.path) for piece in pieces)
-                copy_tags(contents.source, container, finished.end_s, own_sound=own_sound)
-                kept = opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
-                others += [optional(timed, problems) for timed in kept]  # no whole film is lost for one of them
+                others = _open_others(contents.source, contents, container, finished.end_s)
+                # No whole film is lost for one of them.
+                streams += [_optional(timed, problems) for timed in opened.enter_context(others)]
             if contents.mark:
                 tags = marked(container.metadata, suffix)
                 container.metadata.clear()
                 container.metadata.update(tags)
             container.start_encoding()  # opens the encoders
-            pictures = joined(folder, finished, video)
-            heard = [takewhile(lambda timed: timed[0] < finished.end_s, timed) for timed in others]
-            for _, packet in merge(pictures, *heard, key=itemgetter(0)):
+            kept = [takewhile(lambda timed: timed[0] < finished.end_s, timed) for timed in streams]
+            for _, packet in merge(*kept, key=itemgetter(0)):
                 container.mux(packet)
             container.close()
             if contents.mark:
@@ -125,20 +142,18 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
         raise
 
 
-def _add_video(
-    container: OutputContainer, suffix: str, folder: Path, finished: Finished, contents: Contents
-) -> VideoStream:
+def _add_video(container: OutputContainer, folder: Path, finished: Finished, contents: Contents) -> VideoStream:
     with open_input(folder / finished.parts[0].file) as part:
         template = part.streams.video[0]
         stream = container.add_stream_from_template(template, opaque=True)
         context = stream.codec_context
-        if suffix != ".mkv" and contents.encoder.codec == "hevc":
+        if contents.suffix != ".mkv" and contents.encoder.codec == "hevc":
             context.codec_tag = "hvc1"  # FFmpeg's choice does not play on Apple's systems
-        if suffix != ".mkv" and contents.encoder.codec == "prores":
+        if contents.suffix != ".mkv" and contents.encoder.codec == "prores":
             context.codec_tag = template.codec_context.codec_tag  # says its profile
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
-    nominal, mean = contents.info.frames_per_s, (finished.frames / finished.end_s).limit_denominator(_MOST_PER_S)
+    nominal, mean = contents.info.frames_per_s, (finished.frames / finished.end_s).limit_denominator(100_000)
     # The last picture may end early or late.
     context.framerate = nominal if nominal and abs(nominal * finished.end_s - finished.frames) < 1 else mean
     return stream
@@ -160,3 +175,146 @@ def mark(path: Path) -> None:
     content = _XMP_BOX.bytes + _XMP.encode()
     with path.open("ab") as file:
         file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)
+
+
+def losses(contents: Contents) -> Iterator[str]:
+    """What an output does not keep of the source, and why its sound is encoded."""
+    yield from contents.encoder.notices
+    suffix, codec, aspect = contents.suffix, contents.encoder.codec, contents.info.sample_aspect_ratio
+    # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
+    if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
+        yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
+    yield from contents.sound.notices
+    if contents.source is not None:
+        with open_input(contents.source) as container:
+            for stream in _others(contents.source, container):
+                if not _fits(stream, suffix):
+                    cure = f": {suffix} cannot hold it, .mkv can" if _fits(stream, ".mkv") else ""
+                    yield f"{_name(stream)} is left out{cure}"
+
+
+@contextmanager
+def _open_others(
+    path: Path, contents: Contents, output: OutputContainer, end_s: Fraction
+) -> Iterator[list[TimedPackets]]:
+    """Adds tags, chapters, and the streams that fit of the source `path` to an open output of length `end_s`."""
+    with ExitStack() as opened, open_input(path) as container:
+        _copy_tags(path, container, contents, output, end_s)
+        suffix, added = contents.suffix, list[TimedPackets]()
+        for listed in _others(path, container):
+            if not _fits(listed, suffix):
+                continue
+            if isinstance(listed, AttachmentStream):
+                output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
+                continue
+            # A file each, as they are read at different places.
+            stream = opened.enter_context(open_input(path)).streams[listed.index]
+            if isinstance(stream, SubtitleStream):
+                subtitles = _add_subtitles(path, stream, output, suffix)
+                added.append(_copied_subtitles(path, stream, subtitles, suffix, contents.origin_s, end_s))
+            else:
+                track = cast(AudioStream, stream)
+                sound = output.add_stream_from_template(track)
+                added.append(copied_sound(path, track, sound, Fraction(0), origin_s=contents.origin_s))
+            _copy_stream_tags(stream, output.streams[-1])
+        yield added
+
+
+def _copy_tags(
+    path: Path, container: InputContainer, contents: Contents, output: OutputContainer, end_s: Fraction
+) -> None:
+    """Tags of the file, its picture and, if that is heard, its sound, and its chapters up to `end_s`."""
+    output.metadata.update({k: v for k, v in container.metadata.items() if k.lower() not in _OF_THE_FILE})
+    chapters = []
+    for chapter in container.chapters():
+        edges_s = (chapter[edge] * (chapter["time_base"] or 0) - contents.origin_s for edge in ("start", "end"))
+        start, end = (nearest(min(max(edge_s, Fraction(0)), end_s), _PER_S) for edge_s in edges_s)
+        if start < end:
+            chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, _PER_S)})
+    output.set_chapters(cast(Any, chapters))
+    _copy_stream_tags(video_stream(path, container), output.streams.video[0])
+    if contents.sound.pieces and all(are_one(piece.path, path) for piece in contents.sound.pieces):
+        _copy_stream_tags(container.streams.audio[0], output.streams.audio[0])
+
+
+def _copy_stream_tags(source: Stream, output: Stream) -> None:
+    title = source.metadata.get("title") or source.metadata.get("name")  # as MP4 has it
+    tags = {"language": source.language, "title": title}
+    output.metadata.update({name: value for name, value in tags.items() if value})
+    output.disposition = source.disposition
+
+
+def _optional(timed: TimedPackets, problems: list[str]) -> TimedPackets:
+    """The same packets; where their source breaks off, they end, and `problems` says so."""
+    try:
+        yield from timed
+    except MediaError as error:
+        problems.append(f"{error}; the rest of this stream is left out")
+
+
+def _add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str) -> SubtitleStream:
+    """Adds a copy of a stream to an open output, converted if that does not hold its form."""
+    if codec_name(stream) in _HELD_FORMS[suffix]:
+        return output.add_stream_from_template(stream)
+    with reading(path, "its subtitles cannot be decoded"):
+        stream.codec_context.open()
+    copy = cast(SubtitleStream, output.add_stream(_HELD_FORMS[suffix][0]))
+    copy.codec_context.subtitle_header = stream.codec_context.subtitle_header
+    return copy
+
+
+def _copied_subtitles(
+    path: Path, stream: SubtitleStream, copy: SubtitleStream, suffix: str, origin_s: Fraction, end_s: Fraction
+) -> TimedPackets:
+    """The packets of a stream for its `copy`; `origin_s`: stamp at time 0 of the output; `end_s`: when that ends."""
+    packets = cast(InputContainer, stream.container).demux(stream)
+    source, last = stream.codec_context, -1
+    target = None if codec_name(stream) in _HELD_FORMS[suffix] else copy.codec_context
+    most_empty = 2 if source.name == "mov_text" else 0  # a length of 0: nothing is shown
+    for packet in guarded(path, stream, packets):
+        if packet.pts is None or packet.size <= most_empty:
+            continue
+        converted: Packet[Any] | None = packet
+        if target is not None:
+            with reading(path, "its subtitles cannot be read"):
+                shown = source.decode2(packet)
+                converted = target.encode_subtitle(shown) if shown is not None and len(shown) else None
+        if converted is None:
+            continue
+        starts_s = packet.pts * packet.time_base - origin_s
+        ends_s = min(starts_s + (packet.duration or 0) * packet.time_base, end_s)
+        starts_s = max(starts_s, Fraction(0)) if ends_s > 0 else starts_s
+        if not 0 <= starts_s < end_s:
+            continue
+        start = nearest(starts_s, _PER_S)
+        if suffix != ".mkv":  # MP4 has a time for each only by the length of the one before
+            start = max(start, last + 1)
+        last = converted.pts = converted.dts = start
+        converted.duration = max(nearest(ends_s, _PER_S) - start, 0)
+        converted.stream, converted.time_base = copy, Fraction(1, _PER_S)
+        yield Fraction(start, _PER_S), converted
+
+
+def _others(path: Path, container: InputContainer) -> Iterator[Stream]:
+    """All but the picture, the first sound, and the chapters' own track in MP4."""
+    taken = [video_stream(path, container), *container.streams.audio[:1]]
+    for stream in container.streams:
+        if stream not in taken and stream.discard != Discard.all and not is_tile(stream):
+            yield stream
+
+
+def _fits(stream: Stream, suffix: str) -> bool:
+    if isinstance(stream, AudioStream):
+        return codec_name(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
+    if isinstance(stream, SubtitleStream):
+        return codec_name(stream) in (*_HELD_FORMS[suffix], *_TEXT_FORMS)
+    return isinstance(stream, AttachmentStream) and suffix == ".mkv"
+
+
+def _name(stream: Stream) -> str:
+    if isinstance(stream, AttachmentStream):
+        return f"the attached file {stream.name}"
+    # Time codes, positions and motion have no codec.
+    what = codec_name(stream) or stream.metadata.get("handler_name") or "unknown"
+    language = "" if stream.language in (None, "und") else f", {stream.language}"
+    return f"the {stream.type} track {stream.index} ({what}{language})"

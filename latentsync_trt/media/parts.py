@@ -7,69 +7,54 @@
 stamps to milliseconds: those in the file are not used.
 """
 
-# PyAV's Packet is generic for type checkers only.
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from itertools import chain, takewhile
 from math import floor
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import av
 import msgspec
-from av import FFmpegError, Packet, VideoFrame, VideoStream
+from av import FFmpegError, VideoFrame, VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
-from latentsync_trt.media.files import open_input
+from latentsync_trt.media.codecs import VideoEncoder, add_video
+from latentsync_trt.media.files import TimedPackets, open_input
+from latentsync_trt.types import VideoInfo
 from latentsync_trt.validation import from_json
 
+# Length of a part. What carries over between frames begins anew, so that a run can go on there.
 PART_S = Fraction(30)
-"""Length of a part. What carries over between frames begins anew, so that a run can go on there."""
-
 _SUFFIX = ".mkv"
-_NOT_GIVEN = "not given"
 
 
 def part_of(time_s: Fraction) -> int:
-    """Number of the part of the output that a frame at this time belongs to."""
     return floor(time_s / PART_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A closed part.
-
-    `stamps`: when its pictures are shown, in the order of its packets; `end`: when the
-    last one ends. Both in units of the video's time base, from the start of the output.
-    """
+    """A closed part. `stamps`: when its pictures are shown, in the order of its packets; `end`: when the last one ends.
+    Both in units of the video's time base, from the start of the output."""
 
     file: str
     size_bytes: int
     stamps: tuple[int, ...]
     end: int
 
-    @property
-    def delay(self) -> int:
-        """How many packets at most come between the time to show a picture and its packet."""
-        place = {stamp: index for index, stamp in enumerate(sorted(self.stamps))}
-        return max(index - place[stamp] for index, stamp in enumerate(self.stamps))
-
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The content of `parts.json`.
-
-    `made_of`: by name, all that the pictures depend on, as text. `per_s`: units of the video's time base in a second.
-    """
+    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text. `per_s`: units of the
+    video's time base in a second."""
 
     made_of: Mapping[str, str]
     per_s: int
@@ -82,11 +67,6 @@ class Finished:
     @property
     def frames(self) -> int:
         return sum(len(part.stamps) for part in self.parts)
-
-    @property
-    def last(self) -> int:
-        """Stamp of the last picture; −1 without parts."""
-        return max(self.parts[-1].stamps) if self.parts else -1
 
     @property
     def end_s(self) -> Fraction:
@@ -113,10 +93,8 @@ class Finished:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / KEPT_NAME)
-        named = {part.file for part in self.parts}
-        for path in folder.glob(f"*{_SUFFIX}"):
-            if path.name not in named:
-                path.unlink()
+        for name in {path.name for path in folder.glob(f"*{_SUFFIX}")} - {part.file for part in self.parts}:
+            (folder / name).unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,37 +116,34 @@ class Work:
             what = f"{output}: {length} of an interrupted run are kept until this run has finished a part"
             return nothing, (f"{what}; to go on there instead, stop it and add --resume",)
         changed = [
-            f"{name} ({kept.made_of.get(name, _NOT_GIVEN)} → {self.made_of.get(name, _NOT_GIVEN)})"
+            f"{name} ({before} → {now})"
             for name in dict.fromkeys([*kept.made_of, *self.made_of])
-            if kept.made_of.get(name) != self.made_of.get(name)
+            if (before := kept.made_of.get(name, "not given")) != (now := self.made_of.get(name, "not given"))
         ]
-        if changed or kept.per_s != per_s:
-            what = ", ".join(changed) or "times of frames"
-            cure = "give the same files and options, or leave --resume out to begin anew"
-            raise InputError(f"{output}: cannot go on with the interrupted run, since this changed: {what}; {cure}")
+        if changed:
+            what = f"cannot go on with the interrupted run, since this changed: {', '.join(changed)}"
+            raise InputError(f"{output}: {what}; give the same files and options, or leave --resume out to begin anew")
         return kept, (f"{output}: goes on after {length}",)
 
 
 class PartWriter:
     """Encodes one part into a file of `folder`; it and its methods raise `OutputError`, `FFmpegError` and `OSError`.
+    Stamps are in units of `time_base`; `start`: that of the first picture."""
 
-    `add_stream`: adds the encoder, for pictures of its time base, to an open container. `start`: of the first picture.
-    """
-
-    def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
+    def __init__(self, folder: Path, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction, start: int) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
-        self._start, self._shown, self._stamps = start, list[int](), list[int]()
+        self._start, self._time_base = start, time_base
+        self._shown, self._stamps = list[int](), list[int]()
         self._container = av.open(f"file:{self._path}", "w")
         try:
-            self._stream = add_stream(self._container)
+            self._stream = add_video(self._container, encoder, info, time_base)
         except BaseException:
             self.abandon()
             raise
 
     def write(self, picture: VideoFrame, stamp: int) -> None:
-        """Encodes a picture to show at `stamp`, in units of the encoder's time base."""
         self._shown.append(stamp)
-        picture.pts, picture.time_base = stamp - self._start, self._stream.codec_context.time_base
+        picture.pts, picture.time_base = stamp - self._start, self._time_base
         self._mux(picture)
 
     def close(self, end: int) -> Part:
@@ -198,15 +173,16 @@ def abandon(container: OutputContainer, path: Path) -> None:
             end()
 
 
-def joined(folder: Path, finished: Finished, stream: VideoStream) -> Iterator[tuple[Fraction, Packet[Any]]]:
-    """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded.
-
-    Decoding stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They
-    ascend across parts, which those of the encoders do not where the rate varies. The first ones are such that all
-    packets together last as long as the pictures, since MP4 has a duration for each packet only.
-    """
+def joined(folder: Path, finished: Finished, stream: VideoStream) -> TimedPackets:
+    """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded. Decoding
+    stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They ascend across
+    parts, which those of the encoders do not where the rate varies. The first ones are such that all packets together
+    last as long as the pictures, since MP4 has a duration for each packet only."""
     parts, time_base = finished.parts, finished.time_base
-    delay = max(part.delay for part in parts)
+    delay = 0  # how many packets at most come between the time to show a picture and its packet
+    for part in parts:
+        ranks = {stamp: rank for rank, stamp in enumerate(sorted(part.stamps))}
+        delay = max(delay, *(place - ranks[stamp] for place, stamp in enumerate(part.stamps)))
     latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]
     lead, last = latest[-1] - latest[0], parts[-1].end - latest[-1]
     first = min(parts[0].stamps)

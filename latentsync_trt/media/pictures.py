@@ -1,38 +1,37 @@
-"""Pictures: RGB of a decoded one on demand, and frames with their patches for the encoder."""
+"""Pictures: RGB of a decoded one on demand, planes on disk, and frames with their patches for the encoder."""
 
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
-from av import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
+from av import VideoFormat, VideoFrame
+from av.video.reformatter import VideoReformatter
 
+from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of, levels_of, pixels_per_sample, planes_of
+from latentsync_trt.media.color import BT709, RGB_IDENTITY, apply_patch, coding_of, hdr_of, levels_of, planes_of
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
-from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
+# Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages.
+_IN_FLIGHT_BYTES = 2_000_000_000
 
-TILE_PX = 64
-"""Side of a tile; even, as a chroma sample covers two pixels."""
-
+TILE_PX = 64  # side of a tile; even, as a chroma sample covers two pixels
 _WHITE, _DEEP_WHITE = 255, 65535
-
 # Rows of tiles converted at once: a whole 8K picture would need three times its memory.
 _MOST_ROWS = 1024 // TILE_PX
 
 
 class LazyRgb:
-    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe.
-
-    It is converted tile by tile on first access, as faces fill a small part of most pictures; with the tiles around, as
-    the next stage reads a little more. Raises as `coding_of`.
-    """
+    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe. It is converted tile by
+    tile on first access, as faces fill a small part of most pictures; with the tiles around, as the next stage reads a
+    little more. Raises as `coding_of`."""
 
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
@@ -67,7 +66,7 @@ class LazyRgb:
         import cv2  # not where inputs are checked, which need other parts of this module
 
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        steps = (1, 1), *2 * (pixels_per_sample(self._planes),)
+        steps = (1, 1), *2 * (self._planes.pixels_per_sample,)
         codes = list[SampleArray]()
         for plane, (down, across) in zip((self._planes.y, self._planes.u, self._planes.v), steps, strict=True):
             part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
@@ -88,6 +87,29 @@ class LazyRgb:
         tiles[:] = self._hdr.sdr[made] if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
 
 
+def most_in_flight(info: VideoInfo) -> int:
+    sample_bytes = 1 if VideoFormat(info.pixel_format).components[0].bits == 8 else 2
+    return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
+
+
+def kept_on_disk(planes: YuvPlanes, folder: Path) -> YuvPlanes:
+    """The same planes, read-only, mapped from a file without a name in `folder`, which ends with them. Raises
+    `OutputError`."""
+    arrays = [np.ascontiguousarray(plane) for plane in (planes.y, planes.u, planes.v)]
+    try:
+        with TemporaryFile(dir=folder) as file:
+            for array in arrays:
+                file.write(array.data)
+            file.flush()
+            samples = np.memmap(file, arrays[0].dtype, "r")
+    except OSError as error:
+        what = f"cannot keep the large pictures that wait to be painted ({error.strerror})"
+        raise OutputError(f"{folder}: {what}; free some space, or write elsewhere") from error
+    parts = np.split(samples, [arrays[0].size, arrays[0].size + arrays[1].size])
+    y, u, v = (part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
+    return replace(planes, y=y, u=u, v=v)
+
+
 def without_rgb(frame: Frame) -> Frame:
     """The same frame, without what was converted of its planes: one that waits to be encoded needs these only."""
     return frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
@@ -100,11 +122,9 @@ def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
 
 
 class PictureMaker:
-    """Makes frames with their patches pictures of the encoder's format, with its color tags.
-
-    Samples without a patch are those of the source, unless the encoder has another format. Not thread-safe. `info`: of
-    the source, with the color of frames without planes.
-    """
+    """Makes frames with their patches pictures of the encoder's format, with its color tags. Samples without a patch
+    are those of the source, unless the encoder has another format. Not thread-safe. `info`: of the source, with the
+    color of frames without planes."""
 
     def __init__(self, info: VideoInfo, encoder: VideoEncoder) -> None:
         self._info, self._encoder = info, encoder
@@ -123,14 +143,13 @@ class PictureMaker:
         picture.colorspace, picture.color_range = color.matrix, COLOR_RANGES[color.full_range]
         return picture
 
-    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX) -> UInt8Array:
-        """The same to look at: uint8 `(h, w, 3)` RGB, h ≤ `most_px`, square pixels; HDR as SDR."""
-        picture = self.frame(frame, patches)
-        color, height = self._encoder.color, min(picture.height, most_px)
-        width = max(1, round(picture.width * self._info.sample_aspect_ratio * height / picture.height))
-        hdr, coding = hdr_of(color.transfer), coding_of(color, picture.width, picture.height)
-        name = "rgb48le" if hdr else "rgb24"
-        # Not the reformatter of `frame`, which keeps the tables of its last conversion.
-        shrunk = converted(VideoReformatter(), picture, name, coding, None, Interpolation.BILINEAR, (width, height))
-        small: Any = shrunk.to_ndarray()
-        return np.asarray(hdr.sdr[small] if hdr else small, np.uint8)
+
+def small_rgb(info: VideoInfo, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX) -> UInt8Array:
+    """A frame of the source `info` to look at: uint8 `(h, w, 3)` RGB, h ≤ `most_px`, square pixels; HDR as SDR."""
+    import cv2
+
+    planes = planes_of(frame.rgb, info.color) if frame.planes is None else frame.planes
+    rgb = LazyRgb(apply_patch(planes, *patches))[:, :]
+    height_px = min(len(rgb), most_px)
+    width_px = max(1, round(rgb.shape[1] * info.sample_aspect_ratio * height_px / len(rgb)))
+    return np.asarray(cv2.resize(rgb, (width_px, height_px), interpolation=cv2.INTER_AREA), np.uint8)

@@ -1,8 +1,8 @@
 """Plays a video forwards and backwards: when it begins, at which rate, what follows its end.
 
-A picture is on screen until the next one's time. At a constant rate, output picture k is the one
-on screen in the middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and
-the output lasts as long as the source, rounded to whole pictures. All times are exact seconds.
+A picture is on screen until the next one's time. At a constant rate, output picture k is the one on screen in the
+middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and the output lasts as long as the source,
+rounded to whole pictures. All times are exact seconds.
 """
 
 from collections import deque
@@ -23,49 +23,31 @@ from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input
-from latentsync_trt.media.timing import (
-    Clock,
-    Timed,
-    clock_of,
-    nearest,
-    on_clock,
-    on_grid,
-    period_s,
-    stamp_of,
-    with_next,
-)
+from latentsync_trt.media.timing import Timed, clock_of, nearest, on_clock, on_grid, period_s, stamp_of, with_next
 from latentsync_trt.types import VideoInfo
 
 T = TypeVar("T")
 
+# If less is missing at the end of a video, its last picture is held: the sound is padded.
 HELD_S = Fraction(1, 2)
-"""If less is missing at the end of a video, its last picture is held: the sound is padded."""
-
+# A picture that lasts longer, as in a slide show, is repeated: lips must move.
 LONGEST_PERIOD_S = Fraction(1, 10)
-"""A picture that lasts longer, as in a slide show, is repeated: lips must move."""
-
-_SLOW_FPS = 16
-"""Below this, lips are seen to move in steps."""
-
+_SLOW_FPS = 16  # below this, lips are seen to move in steps
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
 _LEAST_CHUNK = 4
-
 # So much earlier than the first wanted picture is sought: a keyframe may be found by decoding time, or be none.
 _SEEK_BACK_S = (0, 2, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """How a video becomes frames.
-
-    `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames
-    begin before this; None = at the end of the video. `extend`: what follows the end of the video, without end:
-    "pingpong" plays it backwards and forwards, "loop" from the start; None stops.
-    `delay_s`: time of the first picture, which is also shown before. Pictures before 0 are left out.
-    """
+    """How a video becomes frames. `fps`: frames per second; None = the source's own frames at its own times, long ones
+    repeated. `duration_s`: frames begin before this; None = at the end of the video. `extend`: what follows the end of
+    the video, without end: "pingpong" plays it backwards and forwards, "loop" from the start; None stops. `delay_s`:
+    time of the first picture, which is also shown before. Pictures before 0 are left out."""
 
     fps: Fraction | None = None
     duration_s: Fraction | None = None
@@ -83,33 +65,31 @@ class Playback:
 
 
 class VideoPasses:
-    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time.
-
-    Times that the container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards,
-    pictures are decoded in chunks from the keyframe before each, or from the start in a file in which that does not
-    find them. Raises `MediaError`: the file cannot be read, or breaks off; the message gives the time.
-    """
+    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time. Times that the
+    container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards, pictures are decoded
+    in chunks from the keyframe before each, or from the start in a file in which that does not find them. Raises
+    `MediaError`: the file cannot be read, or breaks off; the message gives the time."""
 
     def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes
-        self.period_s = Fraction(0)  # from picture to picture, the mean; known as soon as a picture has been read
+        self.period_s = Fraction(0)  # a picture is held for, at a time; known as soon as one has been read
         self._last_s = self._mean_s = Fraction(0)
         self._origin_s: Fraction | None = None
         self._chunk = _LEAST_CHUNK
 
     def forward(self) -> Generator[Timed[VideoFrame], None, None]:
         """All pictures; the first one's time is 0."""
-        count, has_stamps = 0, True
+        count, has_stamps, origin_s = 0, True, None
         with self._opened() as (container, stream):
-            clock = clock_of(self._path, stream)
-            for count, picture in enumerate(self._pictures(container, stream, clock), 1):
+            for count, picture in enumerate(self._pictures(container, stream), 1):
                 has_stamps &= picture.item.pts is not None
                 self._last_s = picture.time_s
                 if count == 1:
+                    origin_s = stamp_of(picture.item)
                     picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
                     self._chunk = max(_LEAST_CHUNK, self._chunk_bytes // picture_bytes)
                 yield picture
-            self._origin_s = clock.origin_s if has_stamps else None
+            self._origin_s = origin_s if has_stamps else None
             self._mean_s = self._last_s / max(count - 1, 1)
 
     def backward(self) -> Generator[Timed[VideoFrame], None, None]:
@@ -130,21 +110,21 @@ class VideoPasses:
         if self._origin_s is not None:
             with self._opened() as (container, stream), suppress(FFmpegError, MediaError):  # the pass below tells
                 for back_s in _SEEK_BACK_S:
-                    clock = clock_of(self._path, stream, origin_s=self._origin_s)
                     from_s = max(stop_s - self._chunk * self._mean_s - back_s, Fraction(0))
                     container.seek(int((self._origin_s + from_s) / cast(Fraction, stream.time_base)), stream=stream)
-                    chunk = latest(self._pictures(container, stream, clock))
+                    chunk = latest(self._pictures(container, stream, self._origin_s))
                     if chunk and not any(picture.item.is_corrupt for picture in chunk):
                         return chunk
         with closing(self.forward()) as pictures:
             return latest(pictures)
 
     def _pictures(
-        self, container: InputContainer, stream: VideoStream, clock: Clock
+        self, container: InputContainer, stream: VideoStream, origin_s: Fraction | None = None
     ) -> Generator[Timed[VideoFrame], None, None]:
+        clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decoded(self._path, container, stream))
         stamped = ((stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each) for each in frames)
-        for picture, following in with_next(on_grid(on_clock(stamped, clock, self.period_s), stream)):
+        for picture, following in with_next(on_grid(on_clock(stamped, clock, period_s(stream)), stream)):
             yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager
@@ -154,7 +134,8 @@ class VideoPasses:
             stream.thread_type = "AUTO"
             for other in set(container.streams) - {stream}:
                 other.discard = Discard.all
-            self.period_s = period_s(stream)
+            mean_s = period_s(stream)
+            self.period_s = mean_s if mean_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
             yield container, stream
 
 
@@ -168,8 +149,6 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")
-    if container.format.name == "webp_pipe" and not context.width:
-        raise MediaError(f"{path}: is an animated WebP, which FFmpeg cannot read; convert it to GIF or MP4")
     check_size(path, context.width, context.height)
     context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
     return stream
@@ -202,9 +181,8 @@ def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[V
             break
         backward = playback.extend == "pingpong" and not backward
     while True:
-        period_s = _hold_period_s(source)
-        yield Timed(at_s, period_s, last)
-        at_s += period_s
+        yield Timed(at_s, source.period_s, last)
+        at_s += source.period_s
 
 
 def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[T]]:
@@ -213,11 +191,10 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
     for picture in shown:
         if picture.time_s < 0 and picture.end_s <= 0:
             continue
-        period_s = _hold_period_s(source)
         if at_s < picture.time_s or picture.duration_s > LONGEST_PERIOD_S:
-            while picture.end_s - at_s >= 2 * period_s:
-                yield Timed(at_s, period_s, picture.item)
-                at_s += period_s
+            while picture.end_s - at_s >= 2 * source.period_s:
+                yield Timed(at_s, source.period_s, picture.item)
+                at_s += source.period_s
         yield Timed(at_s, picture.end_s - at_s, picture.item)
         at_s = picture.end_s
 
@@ -227,21 +204,16 @@ def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses) -
     not repeated for less than a period: sound that is a few samples longer than the picture must not add a frame."""
     for picture, following in with_next(shown):
         left_s = Fraction(0) if following is None else duration_s - following.time_s
-        hold_s = _hold_period_s(source)
         if picture.time_s >= duration_s:
             return
         if following is None or left_s <= 0:
-            longest_s = max(duration_s - picture.time_s, hold_s)
+            longest_s = max(duration_s - picture.time_s, source.period_s)
             yield replace(picture, duration_s=min(picture.duration_s, longest_s))
             return
-        if following.item is picture.item and left_s < hold_s:
+        if following.item is picture.item and left_s < source.period_s:
             yield replace(picture, duration_s=picture.duration_s + left_s)
             return
         yield picture
-
-
-def _hold_period_s(source: VideoPasses) -> Fraction:
-    return source.period_s if source.period_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:

@@ -14,25 +14,19 @@ from av.sidedata.sidedata import Type
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
-from latentsync_trt.media.conversion import FrameConverter, format_of, orientation_of, views
+from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.hdr import metadata_of
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
-
-# FFmpeg's field orders "unknown" and "progressive"; all others are interlaced.
-_PROGRESSIVE_ORDERS = (0, 1)
-
 _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
-
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 
@@ -56,7 +50,8 @@ def probe(path: Path) -> VideoInfo:
             height_px=planes.y.shape[0],
             duration_s=_duration_s(container, stream, start_s),
             pixel_format=format_of(planes),
-            interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
+            # FFmpeg's 0 and 1 are "unknown" and "progressive".
+            interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
             sample_aspect_ratio=1 / aspect if transposed else aspect,
             frames_per_s=frames_per_s(stream),
             color=planes.color,
@@ -70,12 +65,10 @@ def probe(path: Path) -> VideoInfo:
 def read_frames(
     path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere, see `spool`.
-
-    `planes` are the decoder's own bytes where `conversion` supports their format; `picture` is computed from them on
-    access. Both are read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no
-    picture, or breaks off; the message gives the time.
-    """
+    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
+    decoder's own bytes where `conversion` supports their format; `picture` is computed from them on access. Both are
+    read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no picture, or breaks
+    off; the message gives the time."""
     converter, frame, converted = FrameConverter(), None, None
     for index, shown in enumerate(played(VideoPasses(path), playback)):
         picture = shown.item
@@ -126,10 +119,11 @@ def delays_of(video: Path, audio: Path) -> Delays:
     if not are_one(video, audio):
         return Delays()
     picture_s = probe(video).start_s
-    with open_audio(audio) as stream:
-        sound_s, clock = first_sample_s(audio, stream), clock_of(audio, stream)
+    sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
         return Delays()
+    with open_audio(audio) as stream:
+        clock = clock_of(audio, stream)
     clock.advance(min(picture_s, sound_s), Fraction(0))
     delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
     return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)

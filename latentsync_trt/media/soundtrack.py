@@ -1,8 +1,5 @@
 """The sound of an output: copied where players and container permit it, else mixed and encoded."""
 
-# PyAV's Packet is generic for type checkers only.
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -11,19 +8,19 @@ from io import BytesIO
 from itertools import pairwise, zip_longest
 from math import log10
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import av
 import numpy as np
-from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError, Packet
+from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError
 from av.container import InputContainer, OutputContainer
 
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Mixer,
+    audio_frames,
     cut_off_notices,
-    decoded_audio,
     first_sample_s,
     format_of,
     open_audio,
@@ -33,7 +30,7 @@ from latentsync_trt.media.audio import (
     standard,
     usual,
 )
-from latentsync_trt.media.files import codec_name, guarded, reason_of
+from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -48,42 +45,26 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
 """Codecs that common players support in each container. FFmpeg would write more, such as
 Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
 
-# Which gives each packet a time; others give it a duration, which players take as it decodes.
-_GAPS_IN = ".mkv"
-
+# Codecs for further editing, whose sound must not lose anything, either, and their encoders for sound; others would
+# only play in few programs.
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
-"""Codecs for further editing, whose sound must not lose anything, either."""
-
-# Their encoders for sound; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
 
-_FORMATS = {".mkv": "matroska"}  # FFmpeg's names; others are like the suffix
-
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
-_FALLBACK_RATE_HZ = 48000
-
-AAC_BITS_PER_S = 192_000
-"""Bit rate per pair of channels."""
+_AAC_BITS_PER_S = 192_000  # per pair of channels
 
 # What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC.
 _PRE_ROLL_S = Fraction(1, 10)
-
+# Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a click, a longer ramp
+# as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing.
 FADE_S = Fraction(8, 1000)
-"""Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a click, a longer ramp
-as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing."""
-
 _BLOCK_S = Fraction(1, 4)
-
-TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
-"""Packets of one stream of an output, each with its time there, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoundPiece:
-    """The first audio stream of a file from `from_s` to `to_s` (None = its end), heard from `at_s` on.
-
-    Times of the file count from its first sample. `at_s` is a time of the output; what is before 0 is not heard.
-    """
+    """The first audio stream of a file from `from_s` to `to_s` (None = its end), heard from `at_s` on. Times of the
+    file count from its first sample. `at_s` is a time of the output; what is before 0 is not heard."""
 
     path: Path
     at_s: Fraction = Fraction(0)
@@ -106,11 +87,9 @@ class SoundPiece:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSound:
-    """How pieces become the sound of an output.
-
-    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied. `rate_hz`, `layout`: of the
-    encoded sound. `gain`: keeps the sum within full scale. `notices`: what is missing, why it is encoded, or softer.
-    """
+    """How pieces become the sound of an output. `codec`: FFmpeg's name of the encoder; None if the packets of the only
+    piece are copied. `rate_hz`, `layout`: of the encoded sound. `gain`: keeps the sum within full scale. `notices`:
+    what is missing, why it is encoded, or softer."""
 
     pieces: tuple[SoundPiece, ...]
     codec: str | None = None
@@ -130,12 +109,10 @@ def spliced(
 
 def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False) -> ChosenSound:
     """How the sum of `pieces`, at least one, becomes the sound of an output with this suffix: copied where possible.
-
     Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
     durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour: in the layout with the most
     channels and at the highest rate among the pieces; `lossless`, as FLAC in .mkv and PCM in .mov instead of AAC.
-    Raises `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are not numbers.
-    """
+    Raises `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are not numbers."""
     piece = pieces[0]
     if len(pieces) > 1:
         problem: str | None = f"it is put together from {len(pieces)} pieces"
@@ -143,9 +120,9 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
         problem = "a part of it is cut off"
     else:
         problem = _why_not_copied(piece.path, suffix) or _refusal(ChosenSound(pieces), suffix)
-    cut_off = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
+    notices = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
     if problem is None:
-        return ChosenSound(pieces, notices=tuple(cut_off))
+        return ChosenSound(pieces, notices=tuple(notices))
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form, is_lossless = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
@@ -157,11 +134,10 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     overlap = any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered))
     gain = 1 / max(peak, 1.0) if overlap else 1.0
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
-    name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
-    # What was never compressed is encoded once, as in any such file.
-    told = softer or not is_lossless
-    notices = (f"the sound is encoded as {name}: {problem}{softer}",) if told else ()
-    return ChosenSound(pieces, codec, *form, gain, (*cut_off, *notices))
+    if softer or not is_lossless:  # what was never compressed is encoded once, as in any such file
+        name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
+        notices.append(f"the sound is encoded as {name}: {problem}{softer}")
+    return ChosenSound(pieces, codec, *form, gain, tuple(notices))
 
 
 @contextmanager
@@ -178,7 +154,7 @@ def open_soundtrack(sound: ChosenSound, output: OutputContainer, end_s: Fraction
     if sound.codec == "flac":
         added.codec_context.format = "s32"  # 24 bits; else 16
     if sound.codec == "aac":
-        added.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
+        added.bit_rate = _AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
     with closing(_mixed_pieces(sound.pieces, sound.rate_hz, sound.layout)) as blocks:
         yield _encoded((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
@@ -194,13 +170,13 @@ def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], 
             is_lossless &= source.codec.lossless and not source.codec.lossy
     rate_hz, layout = max(rates_hz), layouts[max(layouts)]
     if codec == "aac":
-        rate_hz, layout = rate_hz if rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, standard(layout)
+        rate_hz, layout = rate_hz if rate_hz in _AAC_RATES_HZ else 48000, standard(layout)
     return (rate_hz, layout), is_lossless
 
 
 def _refusal(sound: ChosenSound, suffix: str) -> str | None:
     """Why a sound cannot be written, as tried in memory; None if it can."""
-    output = av.open(BytesIO(), "w", format=_FORMATS.get(suffix, suffix[1:]))
+    output = av.open(BytesIO(), "w", format="matroska" if suffix == ".mkv" else suffix[1:])
     try:
         with open_soundtrack(sound, output, Fraction(0)):
             output.start_encoding()
@@ -211,19 +187,19 @@ def _refusal(sound: ChosenSound, suffix: str) -> str | None:
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
     with open_audio(source) as stream:
-        # The decoder's name can differ from the codec's, as in mp3float.
-        codec = codec_name(stream)
-        if codec not in COPIED_CODECS[suffix]:
-            others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
-            cure = f"; an output in {others} keeps it" if others else ""
-            return f"{suffix} does not support its codec ({codec}){cure}"
-        for before, timed in pairwise(decoded_audio(source, stream)):
-            if format_of(before.item) != format_of(timed.item):
-                return f"it changes its format after {float(timed.time_s):.2f} s"
-            if timed.time_s < before.end_s:
-                return f"it overlaps itself after {float(timed.time_s):.2f} s"
-            if timed.time_s > before.end_s and suffix != _GAPS_IN:
-                return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
+        codec = codec_name(stream)  # the decoder's name can differ, as in mp3float
+    if codec not in COPIED_CODECS[suffix]:
+        others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
+        cure = f"; an output in {others} keeps it" if others else ""
+        return f"{suffix} does not support its codec ({codec}){cure}"
+    for before, timed in pairwise(audio_frames(source)):
+        if format_of(before.item) != format_of(timed.item):
+            return f"it changes its format after {float(timed.time_s):.2f} s"
+        if timed.time_s < before.end_s:
+            return f"it overlaps itself after {float(timed.time_s):.2f} s"
+        # .mkv gives each packet a time; others a duration, which players take as it decodes.
+        if timed.time_s > before.end_s and suffix != ".mkv":
+            return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
     return None
 
 
@@ -234,8 +210,7 @@ def copied_sound(
     sample of the file's first audio stream; `origin_s`: the stamp at time 0, if known."""
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is no recording.
-        with open_audio(path) as opened_again:
-            first_s = first_sample_s(path, opened_again)
+        first_s = first_sample_s(path)
         origin_s = None if first_s is None else first_s - delay_s
     clock = clock_of(path, stream, next_s=delay_s, origin_s=origin_s)
     rate_hz = stream.codec_context.sample_rate
@@ -276,24 +251,18 @@ def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fractio
         yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
-def _mixed_pieces(pieces: Iterable[SoundPiece], rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+def _mixed_pieces(pieces: Sequence[SoundPiece], rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     channels = AudioLayout(layout).nb_channels
-    tracks = [placed(_recording(piece.path, rate_hz, layout), piece, channels, rate_hz) for piece in pieces]
+    recordings = (sound_blocks(piece.path, audio_frames(piece.path), Mixer(layout, rate_hz)) for piece in pieces)
+    tracks = [placed(recording, piece, channels, rate_hz) for recording, piece in zip(recordings, pieces, strict=True)]
     return mixed(tracks, channels, rate_hz)
-
-
-def _recording(path: Path, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
-    with open_audio(path) as stream:
-        yield from sound_blocks(path, decoded_audio(path, stream), Mixer(layout, rate_hz))
 
 
 def placed(
     recording: Generator[Float32Array, None, None], piece: SoundPiece, channels: int, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """`piece` of its recording, in blocks `(n, channels)` from sample 0 of the output on, with ramps at cuts.
-
-    The recording's own start and end have no ramp. It is open only while it is heard.
-    """
+    """`piece` of its recording, in blocks `(n, channels)` from sample 0 of the output on, with ramps at cuts. The
+    recording's own start and end have no ramp. It is open only while it is heard."""
     first, half = nearest(piece.from_s, rate_hz), nearest(FADE_S / 2, rate_hz)
     last = None if piece.to_s is None else nearest(piece.to_s, rate_hz)
     shift = nearest(piece.at_s, rate_hz) - first

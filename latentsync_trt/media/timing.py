@@ -27,19 +27,15 @@ T = TypeVar("T")
 # PyAV's types have the flags themselves as values.
 _RESETS, _NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_timestamps.value)
 
-BACK_S = Fraction(1)
-"""Less is disorder or overlapping sound."""
-
+BACK_S = Fraction(1)  # less is disorder or overlapping sound
 # FFmpeg's own limit for containers with resets. No held picture is taken for a jump below this.
 FORWARD_S = Fraction(10)
 LONGEST_S = Fraction(3600)
 
+# Stamps of sound less than this off the count of samples are not followed: each correction would be heard as a click,
+# and 40 ms are not seen as late or early (ITU-R BT.1359).
 JITTER_S = Fraction(1, 25)
-"""Stamps of sound less than this off the count of samples are not followed: each correction
-would be heard as a click, and 40 ms are not seen as late or early (ITU-R BT.1359)."""
-
 _RATES_AGREE = Fraction(1, 100_000)
-_FINEST_PER_S = 1_000_000
 _SHORTEST_S = Fraction(1, 25)  # of a picture whose duration is not stated or not plausible
 
 
@@ -70,19 +66,15 @@ def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
 
 
 def stamp_of(frame: AudioFrame | VideoFrame) -> Fraction | None:
-    """The time stamp of a decoded frame in seconds, if it has one."""
     return None if frame.pts is None or frame.time_base is None else frame.pts * frame.time_base
 
 
 @dataclass
 class Clock:
-    """Turns the stamps of one stream into times, in the order of presentation.
-
-    `path`: for errors. `next_s`: time of the next picture or samples if they follow directly, at first that of the
-    first stamp. `origin_s`: stamp at time 0, where that is known; else the first stamp sets it. `jitter_s`: a stamp
-    less than this off what the one before implies counts as exact. `may_reset`: whether the container allows resets.
-    `stated_end_s`: the last stamp plus its duration over all streams, as the file states it.
-    """
+    """Turns the stamps of one stream into times, in the order of presentation. `path`: for errors. `next_s`: time of
+    the next picture or samples if they follow directly, at first that of the first stamp. `origin_s`: stamp at time 0,
+    where that is known; else the first stamp sets it. `jitter_s`: a stamp less than this off what the one before
+    implies counts as exact. `may_reset`: whether the container allows resets."""
 
     path: Path
     next_s: Fraction = Fraction(0)
@@ -122,7 +114,6 @@ class Clock:
 
 
 def clock_of(path: Path, stream: Stream, **settings: Any) -> Clock:
-    """A clock for a stream of an open file, with what the file states."""
     container = cast(InputContainer, stream.container)
     may_reset = bool(container.format.flags & _RESETS)
     return Clock(path, may_reset=may_reset, stated_end_s=stated_end_s(container), **settings)
@@ -159,7 +150,7 @@ def time_base_of(stream: VideoStream) -> Fraction | None:
     if unit_s is None or rate is None or (1 / rate / unit_s).denominator == 1:
         return unit_s
     common = lcm(unit_s.denominator, rate.numerator)
-    return Fraction(1, common) if common <= _FINEST_PER_S else unit_s
+    return Fraction(1, common) if common <= 1_000_000 else unit_s
 
 
 def on_clock(

@@ -1,4 +1,4 @@
-"""Video output: encoded once, with its sound; the file appears only when it is complete."""
+"""Video output: encoded once, with its sound; the file appears only when it is complete. Copies for browsers."""
 
 import contextlib
 import os
@@ -15,21 +15,29 @@ from typing import Self
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.files import KEPT_NAME, put_in_place, temporary_folder, work_folder
-from latentsync_trt.media.codecs import VideoEncoder, add_video, aspect_notice, choose_encoder
-from latentsync_trt.media.files import writing
-from latentsync_trt.media.muxing import Contents, assemble
-from latentsync_trt.media.other_streams import Source, losses
+from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
+from latentsync_trt.media.decoding import is_photo
+from latentsync_trt.media.files import codec_name, open_input, writing
+from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
-from latentsync_trt.media.pictures import PictureMaker, picture_info
-from latentsync_trt.media.soundtrack import LOSSLESS_WITH, SoundPiece, choose_sound
+from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
+from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
+from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import check_file_to_write, check_free, exists
+from latentsync_trt.paths import check_file_to_write, check_free
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
-
 _NEAR_LOSSLESS_CRF = 10
 _FINE_PER_S = 600
+
+_PREVIEW_PX = 720
+_PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
+
+# By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not H.264 in it.
+_BROWSER_CODECS = {"mov": ("h264", "av1", "vp9"), "matroska": ("vp8", "vp9", "av1")}
+_BROWSER_FORMATS = "yuv420p", "yuvj420p"
+_BROWSER_SOUNDS = "aac", "mp3", "opus", "vorbis", "flac"
 
 
 def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
@@ -46,11 +54,9 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     except OSError as error:  # the system refuses the name, for example as too long
         raise OutputError(f"{output}: cannot be written: {error.strerror}", usage=True) from error
     if protected:
-        cure = "choose another name, or change its permissions"
-        raise OutputError(f"{output}: is write-protected, a device or a pipe; {cure}", usage=True)
-    for source in inputs:
-        if exists(output) and exists(source) and output.samefile(source):
-            raise InputError(f"{output}: is also an input; choose another name for the output")
+        raise OutputError(f"{output}: is write-protected, a device or a pipe; choose another name", usage=True)
+    if any(are_one(output, source) for source in inputs):
+        raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
 
 
@@ -59,22 +65,19 @@ class VideoWriter:
 
     Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is kept where the block
     ends with an error, or its process is killed, once a part is closed; the next run can go on there.
-
     `notices`: what the output cannot preserve, and what is done with an interrupted run. `frames_done`: frames that
-    such a run has finished; `write` ignores those of a lower index. `end_s`: when the last frame ends.
+    such a run has finished; `write` ignores those of a lower index.
 
     Args:
         output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are written in its
-            `time_base`, by default at the model's rate.
-        sound: what is heard: the sum of pieces; none for silence.
+            `time_base`, by default at the model's rate. sound: the sum of pieces; none for silence.
         others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
             picture is shown at `others_delay_s`.
         mark: say in the file that AI changed the picture. sign: called with the complete file; returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.
-        OutputError: on entering, writing or leaving: the file cannot be written, or the encoder does not open.
-        MediaError: sound or `others` cannot be read, which is mostly found out at once.
+        OutputError: the file cannot be written, or the encoder does not open. MediaError: an input cannot be read.
     """
 
     def __init__(
@@ -91,30 +94,23 @@ class VideoWriter:
         sign: Callable[[Path], tuple[str, ...]] | None = None,
     ) -> None:
         suffix = output.suffix.lower()
-        source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
-        chosen = choose_sound(sound, suffix, lossless=encoder.codec in LOSSLESS_WITH) if sound else None
+        lossless = encoder.codec in LOSSLESS_WITH
+        chosen = choose_sound(sound, suffix, lossless=lossless) if sound else ChosenSound(())
+        origin_s = (info.start_s or Fraction(0)) - others_delay_s
         self.output, self._work, self._sign = output, work, sign
-        self._contents = Contents(encoder, info, chosen, source, mark)
+        self._contents = Contents(suffix, encoder, info, chosen, others, origin_s, mark)
         self._maker = PictureMaker(info, encoder)
-        self.small_rgb = self._maker.small_rgb
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
         # Finer where pictures held at the model's rate would be rounded visibly.
         self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
-        self.notices = (
-            *encoder.notices,
-            *aspect_notice(encoder, info, suffix),
-            *(chosen.notices if chosen else ()),
-            *(losses(source, suffix) if source else ()),
-        )
+        self.notices = tuple(losses(self._contents))
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
-        self.frames_done = self._finished.frames
-        self.end_s = self._finished.end_s
+        self.frames_done, self.end_s = self._finished.frames, self._finished.end_s
         self._part: PartWriter | None = None
-        self._number, self._last = -1, self._finished.last
-        rate, time_base = info.frames_per_s or Fraction(MODEL_FPS), self._finished.time_base
-        self._add_video = partial(add_video, encoder, info.sample_aspect_ratio, rate, time_base)
+        self._number = -1
+        self._last = max(self._finished.parts[-1].stamps) if self.frames_done else -1
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
@@ -127,7 +123,6 @@ class VideoWriter:
         return self
 
     def write(self, frame: Frame, patches: Iterable[Patch] = ()) -> None:
-        """Encodes the next frame with the changed pixels of `patches`."""
         if frame.index < self.frames_done:
             return
         number = part_of(frame.time_s)
@@ -136,7 +131,9 @@ class VideoWriter:
             if self._part is not None and number != self._number:
                 self._close_part(stamp)
             picture = self._maker.frame(frame, patches)
-            self._part = self._part or PartWriter(self._folder, self._add_video, stamp)
+            if self._part is None:
+                encoder, info = self._contents.encoder, self._contents.info
+                self._part = PartWriter(self._folder, encoder, info, self._finished.time_base, stamp)
             self._part.write(picture, stamp)
         self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
 
@@ -205,3 +202,35 @@ def write_pictures(
     with VideoWriter(path, info, choose_encoder(options, info), sound) as writer:
         for index, rgb in enumerate(chain([first], stream)):
             writer.write(Frame(index, index * period_s, period_s, index * period_s, rgb, None))
+
+
+def plays(video: Path) -> bool:
+    """Whether all browsers can play a file; raises `MediaError`."""
+    with open_input(video) as container:
+        pictures, sounds = container.streams.video, container.streams.audio
+        codecs = [codec for name in container.format.name.split(",") for codec in _BROWSER_CODECS.get(name, ())]
+        return (
+            bool(pictures)
+            and not is_photo(pictures[0])
+            and codec_name(pictures[0]) in codecs
+            and pictures[0].codec_context.pix_fmt in _BROWSER_FORMATS
+            and all(codec_name(each) in _BROWSER_SOUNDS for each in sounds)
+        )
+
+
+def write_preview(video: Path, target: Path) -> None:
+    """Writes a small copy for browsers, with the same times; raises `LatentSyncError`."""
+    info = probe(video)
+    small_of = partial(small_rgb, info, most_px=_PREVIEW_PX)
+    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in read_frames(video))
+    first = next(frames)
+    height_px, width_px, _ = first.picture.shape
+    small = picture_info(width_px, height_px, rgb=False)
+    small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
+    with open_input(video) as container:
+        has_sound = any(map(codec_name, container.streams.audio[:1]))
+    delays = delays_of(video, video) if has_sound else None
+    sound = () if delays is None else (SoundPiece(video, delays.sound_s - delays.picture_s),)
+    with VideoWriter(target, small, choose_encoder(_PREVIEW, small), sound) as writer:
+        for frame in chain([first], frames):
+            writer.write(frame)

@@ -16,12 +16,14 @@ import numpy as np
 from latentsync_trt.bundle import manifest as bundles
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions
-from latentsync_trt.errors import InputError, NoFaceError, did_you_mean
+from latentsync_trt.errors import InferenceError, InputError, NoFaceError, did_you_mean
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.files import published_folder
 from latentsync_trt.quantize.calibration_options import EXTRA, RESIDUAL_LAYERS, TOOLS, CalibrateOptions, Clip
-from latentsync_trt.quantize.observing import ObservedGraph, ObservingDenoiser, Ranges
 from latentsync_trt.quantize.steps import (
+    ActivationRange,
+    ObservedGraph,
+    Ranges,
     layer_names,
     multiply_adds,
     step_graphs,
@@ -29,6 +31,9 @@ from latentsync_trt.quantize.steps import (
     write_steps,
 )
 from latentsync_trt.quantize.windows import CACHE_INTERVAL, Loop, RecordedWindow, loops_of, record, recorded_for, split
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.engines.builders import cuda_options
+from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
@@ -38,6 +43,61 @@ DISTANCE = "faces_psnr_db"
 """The manifest's name for the PSNR of faces after whole loops, compared with the parent."""
 
 _LARGEST_DB = 200.0
+
+
+class ObservingDenoiser(GraphDenoiser):
+    """A denoiser over temporary step graphs by name, on CPU or CUDA without the engine cache; opens them on demand,
+    guided or unguided ones at a time. `ranges`: of the inputs of their layers, over all steps so far."""
+
+    def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection) -> None:
+        super().__init__(self._session, selection)
+        self._graphs = graphs
+        self.ranges: dict[str, ActivationRange] = {}
+        cuda = (selection.provider.ort_name, cuda_options(selection.device_id))
+        self._providers = CPU if selection.gpu is None else (cuda, *CPU)
+        self._sessions: dict[str, Session] = {}
+        self._guided = False
+
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        """Starts a window, with all steps guided or none."""
+        guided = guidance > 1.0
+        if guided != self._guided:
+            self.close()
+        self._guided = guided
+        super().begin(latents, conditioning, audio, guidance)
+
+    def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
+        """Adds the statistics of a step to `ranges`; raises `InferenceError` if one is not finite."""
+        for name, layers in self._graphs[graph].layers.items():
+            amax, sample = (outputs[f"{name}_{what}"].numpy().astype(np.float32) for what in ("amax", "sample"))
+            if not np.isfinite(amax).all():
+                raise InferenceError(
+                    f"{graph}: the input of {layers[0]} is not finite at timestep {timestep}; "
+                    "calibrate the bundle in fp32, and check its weights"
+                )
+            found = ActivationRange.of_step(float(amax), sample)
+            for layer in layers:
+                self.ranges[layer] = self.ranges[layer].merged(found) if layer in self.ranges else found
+
+    def close(self) -> None:
+        self.release()
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+    def _session(self, name: str) -> Session:
+        if name not in self._sessions:
+            graph = self._graphs[name]
+            # By default ONNX Runtime computes the added outputs last, and keeps every observed tensor until then.
+            settings = SessionSettings(
+                providers=self._providers,
+                weights_folder=graph.weights_folder,
+                dimensions=graph.dimensions,
+                by_priority=True,
+                name=name,
+            )
+            self._sessions[name] = Session(graph.path, settings)
+        return self._sessions[name]
 
 
 @dataclass(frozen=True)
@@ -76,9 +136,9 @@ class Calibration:
         measured_on = (held_out or samples[:1]) if options.measure else ()
         ranges = self._observe(samples)
         self.on_progress(Progress("write", 0, None))
-        settings = {name: getattr(options, name) for name in ("steps", "guidance")}
         clips = tuple(dict.fromkeys(path.name for clip in self.clips for path in (clip.video, clip.audio)))
-        settings |= {"cache_interval": CACHE_INTERVAL, "windows": len(samples), "windows_measured": len(measured_on)}
+        settings = {"steps": options.steps, "guidance": options.guidance, "cache_interval": CACHE_INTERVAL}
+        settings |= {"windows": len(samples), "windows_measured": len(measured_on)}
         measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
         return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
 
@@ -86,9 +146,9 @@ class Calibration:
         return open_model(self.bundle, self.selection, RuntimeOptions(), graphs)
 
     def _record(self) -> tuple[RecordedWindow, ...]:
-        asked, windows = self.options.windows, list[RecordedWindow]()
+        asked, windows, detector = self.options.windows, list[RecordedWindow](), MediaPipeDetector()
         wanted = -(-recorded_for(asked) // len(self.clips))
-        with closing(self._model(bundles.AUDIO_ENCODER, bundles.VAE_ENCODER)) as model, MediaPipeDetector() as detector:
+        with closing(self._model(bundles.AUDIO_ENCODER, bundles.VAE_ENCODER)) as model:
             for clip in self.clips:
                 windows += record(clip, wanted, model, detector, self._report(f"record {clip.video.name}"))
         if not windows:

@@ -5,10 +5,10 @@ the same in all step graphs.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from math import gcd, prod
+from dataclasses import dataclass, field, replace
+from math import ceil, gcd, log2, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from onnx_ir import convenience
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from latentsync_trt.bundle.external import WeightsFile
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphEntry
-from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
-from latentsync_trt.quantize.observing import ObservedGraph, ObservedTensor, Ranges
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, Float64Array
 
 DTYPES: dict[EightBit, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
 """FP8 with four exponent bits (E4M3), as TensorRT supports it."""
@@ -42,6 +41,77 @@ _SCORE_BYTES = 4  # of float32; float16 takes half
 
 Sizes = tuple[int, ...]
 
+BINS = 2048
+"""Of the histograms of magnitudes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActivationRange:
+    """Magnitudes of the input x of one layer.
+
+    `largest`: exact maximum of |x|. `counts (BINS,)` float64: histogram of sampled |x| from 0 to `upper`.
+    """
+
+    largest: float
+    counts: Float64Array
+
+    @classmethod
+    def of_step(cls, largest: float, sample: Float32Array) -> Self:
+        """The range of one step: the maximum of |x|, and a sample of |x| `(n,)`, none larger."""
+        empty = cls(largest, np.zeros(BINS))
+        return cls(largest, np.histogram(sample, BINS, range=(0, empty.upper or 1))[0].astype(np.float64))
+
+    @property
+    def upper(self) -> float:
+        """The power of two at or above the maximum, so that histograms merge bin by bin; 0 if x is always 0."""
+        return 0.0 if self.largest <= 0 else 2.0 ** ceil(log2(self.largest))
+
+    def merged(self, other: "ActivationRange") -> "ActivationRange":
+        upper = max(self.upper, other.upper)
+        counts = self._counts_up_to(upper) + other._counts_up_to(upper)
+        return ActivationRange(max(self.largest, other.largest), counts)
+
+    def amax(self, percentile: float) -> float:
+        """The |x| that is mapped to the largest 8-bit number.
+
+        Args:
+            percentile: share of the sampled |x| that is not clipped, above 0, at most 100; 100 is the maximum.
+        """
+        if percentile == 100 or self.largest == 0:
+            return self.largest
+        wanted, running = self.counts.sum() * percentile / 100, np.cumsum(self.counts)
+        index = min(int(np.searchsorted(running, wanted)), BINS - 1)
+        below = running[index] - self.counts[index]
+        part = (wanted - below) / self.counts[index] if self.counts[index] else 1.0
+        return min(self.largest, float((index + part) * self.upper / BINS))
+
+    def _counts_up_to(self, upper: float) -> Float64Array:
+        """The histogram from 0 to `upper`, a power of two not below its own."""
+        if self.largest == 0:
+            return np.concatenate([[self.counts.sum()], np.zeros(BINS - 1)])
+        counts = self.counts
+        for _ in range(min(round(log2(upper / self.upper)), int(log2(BINS)))):
+            counts = np.concatenate([counts.reshape(-1, 2).sum(axis=1), np.zeros(BINS // 2)])
+        return counts
+
+
+Ranges = Mapping[str, ActivationRange]
+"""Calibration ranges by the name of a layer's weights: those of full, cached, guided and unguided steps are merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGraph:
+    """A step graph, maybe with more outputs; `dimensions` fix its variable dimensions.
+
+    `layers`: an input of layers → the names of their weights. Of the input "x" the graph returns "x_amax", its largest
+    magnitude, and "x_sample", some of them `(n,)`.
+    """
+
+    path: Path
+    weights_folder: Path
+    layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
@@ -53,13 +123,9 @@ class Layer:
     weights: ir.TensorProtocol
 
     @property
-    def convolution(self) -> bool:
-        return self.node.op_type == "Conv"
-
-    @property
     def output_axis(self) -> int:
         """The axis of the weights along which output channels lie."""
-        return 0 if self.convolution else 1
+        return 0 if self.node.op_type == "Conv" else 1
 
 
 Readers = dict[ir.Value, list[Layer]]
@@ -95,8 +161,8 @@ def multiply_adds(bundle: Bundle, graph: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     dimensions = _usual_dimensions(bundle)
     for layer in layers_of(ir.load(bundle.graph_path(graph))):
-        sizes, weights = _sizes_of(layer.node.outputs[0], dimensions, graph), layer.weights.shape.numpy()
-        counts[layer.name] = prod(sizes) * prod(weights[1:] if layer.convolution else weights[:1])
+        outputs = prod(_sizes_of(layer.node.outputs[0], dimensions, graph))
+        counts[layer.name] = outputs * (layer.weights.size // layer.weights.shape.numpy()[layer.output_axis])
     return counts
 
 
@@ -127,12 +193,13 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
     readers: Readers = {}
     for layer in layers_of(model):
         readers.setdefault(layer.activation, []).append(layer)
-    tensors = tuple(
-        _observe(model.graph, value, _sizes_of(value, dimensions, graph), layers) for value, layers in readers.items()
-    )
+    names: dict[str, tuple[str, ...]] = {}
+    for value, layers in readers.items():
+        _observe(model.graph, value, _sizes_of(value, dimensions, graph), layers[0])
+        names[str(value.name)] = tuple(layer.name for layer in layers)
     path = folder / f"{graph}.onnx"
     ir.save(model, path)
-    return ObservedGraph(path, bundle.folder, tensors, dimensions)
+    return ObservedGraph(path, bundle.folder, names, dimensions)
 
 
 def sample_stride(sizes: Sizes, channel_axis: int) -> int:
@@ -144,9 +211,9 @@ def sample_stride(sizes: Sizes, channel_axis: int) -> int:
     return stride
 
 
-def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]) -> ObservedTensor:
-    axis = 1 if layers[0].convolution else len(sizes) - 1
-    stride = sample_stride(sizes, axis)
+def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layer: Layer) -> None:
+    """Adds the outputs for `value`, which `layer` reads."""
+    stride = sample_stride(sizes, 1 if layer.node.op_type == "Conv" else len(sizes) - 1)
     tape = ir.tape.Tape(graph)
 
     def integers(name: str, *content: int) -> ir.Value:
@@ -158,9 +225,8 @@ def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]
     sample = tape.op("Slice", [tape.op("Reshape", [magnitudes, integers("flat", -1)]), *every_nth])
     for output, name, shape in ((amax, "amax", []), (sample, "sample", [-(-prod(sizes) // stride)])):
         output.name, output.shape = f"{value.name}_{name}", ir.Shape(shape)
-        output.type = ir.TensorType(layers[0].weights.dtype)
+        output.type = ir.TensorType(layer.weights.dtype)
         graph.outputs.append(output)
-    return ObservedTensor(tuple(layer.name for layer in layers), f"{value.name}_amax", f"{value.name}_sample")
 
 
 def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: int = ATTENTION_BYTES) -> None:
@@ -170,11 +236,9 @@ def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: 
     512 px float16 step.
     """
     for node in tuple(model.graph):
-        if node.op_type != "Attention" or node.domain or len(node.inputs) != 3:
+        if node.op_type != "Attention":
             continue
         queries, keys = (_sizes_of(value, dimensions, str(model.graph.name)) for value in node.inputs[:2])
-        if len(queries) != 4 or len(keys) != 4:
-            continue
         batch, heads, tokens, _ = queries
         most = max(1, most_bytes // (heads * tokens * keys[2] * _SCORE_BYTES))
         if most < batch:
@@ -217,20 +281,19 @@ def write_steps(
     Also writes the weights that they use. Returns their entries in the manifest, without other forms.
     """
     entries = {name: replace(bundle.manifest.graphs[name], forms={}) for name in step_graphs(bundle)}
-    for file in {entry.weights for entry in entries.values()}:
-        with WeightsFile(folder / file) as weights:
-            quantizer = _Quantizer(ranges, options, weights)
-            for name, entry in entries.items():
-                if entry.weights == file:
-                    model = ir.load(bundle.graph_path(name))
-                    quantizer.quantize(model, kept)
-                    weights.move_out(model)
-                    ir.save(model, folder / entry.file)
+    (file,) = {entry.weights for entry in entries.values()}
+    weights = WeightsFile(folder / file)
+    quantizer = _Quantizer(ranges, options, weights)
+    for name, entry in entries.items():
+        model = ir.load(bundle.graph_path(name))
+        quantizer.quantize(model, kept)
+        weights.move_out(model)
+        ir.save(model, folder / entry.file)
     return entries
 
 
 class _Quantizer:
-    """Rounds the layers of graphs that share one weights file; the weights of each layer are rounded once."""
+    """Rounds the layers of graphs; the weights of each layer are rounded once."""
 
     def __init__(self, ranges: Ranges, options: CalibrateOptions, file: WeightsFile) -> None:
         self._ranges, self._options, self._file = ranges, options, file

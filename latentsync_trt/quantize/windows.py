@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
@@ -29,8 +28,6 @@ UNGUIDED = 1.0
 _MOST_HELD_OUT = 4
 # One window in this many is denoised without guidance; guided graphs show both halves to their layers anyway.
 _UNGUIDED_EVERY = 4
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +109,9 @@ def loops_of(
     return sorted(loops, key=lambda loop: loop[1].guidance == UNGUIDED)
 
 
-def split(windows: Sequence[T], samples: int) -> tuple[tuple[T, ...], tuple[T, ...]]:
+def split(
+    windows: Sequence[RecordedWindow], samples: int
+) -> tuple[tuple[RecordedWindow, ...], tuple[RecordedWindow, ...]]:
     """At most `samples` windows to calibrate on, and those held out to measure on, both spread over all."""
     held = min(recorded_for(samples) - samples, len(windows) // 3)
     held_indices = sorted({(2 * index + 1) * len(windows) // (2 * held) for index in range(held)})

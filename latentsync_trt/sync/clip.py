@@ -57,7 +57,7 @@ def sync_clip(run: RunContext) -> SyncReport:
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
         jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)
-        paster = Paster(run.detector, inpainter.mask, paste=options.paste)
+        paster = Paster(run.detector, paste=options.paste)
         composer = Composer(paster, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
         composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))

@@ -12,8 +12,7 @@ import numpy as np
 
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
-from latentsync_trt.face.geometry import place_of, region_around
-from latentsync_trt.face.identity import luma_in
+from latentsync_trt.face.geometry import Region
 from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
@@ -128,16 +127,16 @@ class FaceFinder:
                     yield frame, self._faces.at(frame.source_s) if self._wanted(frame.time_s) else None
                 return
             tracker = self._faces
-            ahead: LookAhead[Frame] = LookAhead(tracker)
+            ahead = LookAhead(tracker)
             for frame in frames:
                 with self._clock.measure("face", frames=0):
                     if self._wanted(frame.time_s):
                         shown = square(frame.picture, self._pixel_aspect)
                         overview = partial(_overview, frame, self._pixel_aspect)
-                        seen = tracker.update(shown, luma_in(frame), overview, frame.time_s)
+                        seen = tracker.update(shown, frame.time_s, frame.planes, overview)
                         if shown is frame.picture:
-                            self._places = [place_of(region_around(one.face)) for one in seen.faces]
-                        ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.push(frame, frame.time_s, shown, seen)]
+                            self._places = [Region.around(one.face).place() for one in seen.faces]
+                        ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.push(frame, shown, seen)]
                     else:
                         tracker.restart()
                         ready = [*ahead.finish(), (frame, None)]

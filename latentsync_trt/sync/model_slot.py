@@ -145,13 +145,10 @@ class ModelSlot:
                     pass
 
     def close(self) -> None:
-        """Closes model and detector, which no call may use any more, see `entered`. Closing again does nothing."""
-        model, detector = self.model, self._detector
-        self.model = self.build = self._detector = None
+        """Closes the model, which no call may use any more, see `entered`. Closing again does nothing."""
+        model, self.model, self.build, self._detector = self.model, None, None, None
         if model is not None:
             model.close()
-        if detector is not None:
-            detector.close()
 
     def _model_with(self, graphs: Sequence[str]) -> Model | None:
         model = self.model

@@ -14,8 +14,8 @@ import numpy as np
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
-from latentsync_trt.media.codecs import library_versions
 from latentsync_trt.media.parts import Work
+from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.option_fields import command_line, flag_name
@@ -29,7 +29,7 @@ from latentsync_trt.version import __version__, distribution_version
 
 _NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
 _FILES = ("mix", "turns", "faces")
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
 _DIGITS = 12
 
 
@@ -77,7 +77,7 @@ def write_frames(
         if frame.index == pace.frames_done:
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
-        picture, written_s = partial(writer.small_rgb, frame, patches), float(frame.time_s + frame.duration_s)
+        picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)
         run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
@@ -98,8 +98,8 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
     files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}
     files |= {flag_name(name): Path(path) for name in _FILES if (path := getattr(options, name)) is not None}
     left_out = (*_NOT_IN_PICTURES, *_FILES, *(["speaker"] if not options.turns else []))
-    runtimes = {name: version for name in _RUNTIMES if (version := distribution_version(name))}
-    versions = {"latentsync-trt": __version__, **library_versions(), **runtimes}
+    libraries = {name: version for name in _LIBRARIES if (version := distribution_version(name))}
+    versions = {"latentsync-trt": __version__, **libraries}
     brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
     return {
         **{name: _stamp(path) for name, path in files.items()},

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from latentsync_trt.face.choice import People, faded
+from latentsync_trt.face.choice import PaintedPeople, faded
 from latentsync_trt.face.enhancer import enhanced
-from latentsync_trt.face.paste import InspectedFace, Means, Pasted, Paster
-from latentsync_trt.measure.quality import Quality
+from latentsync_trt.face.paste import Finish, InspectedFace, Paster, composite
+from latentsync_trt.measure.quality import Pasted, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync.faces import FrameJob, Target
@@ -230,7 +230,7 @@ class Composer:
         analyze = self._each("analyze paste", self._analyzed)
         analyzed = prefetch(self._shown(jobs), analyze, name="analyze paste", threads=threads)
         paste = self._each("compose", self._pasted)
-        composed = prefetch(self._remembered(analyzed), paste, name="compose", threads=_THREADS)
+        composed = prefetch(self._finished(analyzed), paste, name="compose", threads=_THREADS)
         return prefetch(composed, self._each("measure", self._measured), name="measure")
 
     def _each(self, name: str, change: Callable[[Frame, T], R]) -> Callable[[Item[T]], Item[R]]:
@@ -257,7 +257,7 @@ class Composer:
         painted = shown.painted if self.enhancer is None else enhanced(shown.painted, self.enhancer)
         return shown, painted, self.paster.inspect_face(frame.picture, shown.face, painted, shown.target.tracked)
 
-    def _remembered(self, analyzed: Items[Analyzed]) -> Items[tuple[Analyzed, Means]]:
+    def _finished(self, analyzed: Items[Analyzed]) -> Items[tuple[Analyzed, Finish]]:
         part = -1
         with closing(analyzed):
             for job, faces in analyzed:
@@ -265,22 +265,22 @@ class Composer:
                 if part_of(time_s) != part:
                     part = part_of(time_s)
                     self.paster.restart()
-                remember = self.paster.remember
+                finish = self.paster.finish
                 with self.clock.measure("compose", frames=0):
-                    means = [remember(shown.target.track_id, time_s, inspected) for shown, _, inspected in faces]
-                yield job, tuple(zip(faces, means, strict=True))
+                    finishes = [finish(shown.target.track_id, time_s, inspected) for shown, _, inspected in faces]
+                yield job, tuple(zip(faces, finishes, strict=True))
 
-    def _pasted(self, frame: Frame, known: tuple[Analyzed, Means]) -> tuple[Shown, Pasted]:
-        (shown, painted, inspected), means = known
-        return shown, self.paster.paste(frame.picture, shown.face, painted, inspected, means)
+    def _pasted(self, frame: Frame, known: tuple[Analyzed, Finish]) -> tuple[Shown, Pasted]:
+        (shown, painted, inspected), finish = known
+        return shown, (composite(frame.picture, shown.face, painted, finish), inspected.painted_mesh)
 
     def _measured(self, frame: Frame, composed: tuple[Shown, Pasted]) -> Patch:
         (target, face, painted, share), pasted = composed
         self.quality.add(frame, target.speaker, target.tracked, face, painted, pasted)
-        patch = pasted.patch
+        patch, _ = pasted
         return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 
-def _people(job: FrameJob) -> People:
+def _people(job: FrameJob) -> PaintedPeople:
     persons = {target.person for target in job.targets}
-    return People(job.frame.time_s, persons, None if job.seen is None else job.seen.shot)
+    return job.frame.time_s, persons, None if job.seen is None else job.seen.shot

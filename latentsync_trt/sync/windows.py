@@ -15,7 +15,7 @@ import numpy as np
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, resolution_of
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import conditioning, denoise, initial_noise, plan_for, solver_schedule
-from latentsync_trt.face.mask import latent_mask, mouth_mask
+from latentsync_trt.face.align import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
@@ -165,14 +165,9 @@ class Inpainter:
     noise: Float32Array
     run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
 
-    @property
-    def mask(self) -> Float32Array:
-        """Of a face, float32 `(H, W)`, 1 = kept."""
-        return mouth_mask(self.side_px)
-
     def encode(self, faces: UInt8Array) -> Float32Array:
         """What the denoiser knows of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F, H, W, 3)` RGB."""
-        return conditioning(latent_mask(self.side_px), *self.codec.encode_faces(faces, self.mask))
+        return conditioning(latent_mask(self.side_px), *self.codec.encode_faces(faces, mouth_mask(self.side_px)))
 
     def denoise(
         self, known: Float32Array, audio: Float32Array, on_step: Callable[[int, int], None] | None = None

@@ -15,7 +15,7 @@ from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
-from latentsync_trt.media.preview import plays, write_preview
+from latentsync_trt.media.writer import plays, write_preview
 from latentsync_trt.serve.admission import Form, Limits
 from latentsync_trt.serve.checks import check_media
 from latentsync_trt.serve.service import JobStatus, Service
@@ -68,16 +68,16 @@ def look_at(
             write_preview(video, copy)
             tell(copy)
     people, built_in, demo = list[tuple[UInt8Array, str]](), list[bool](), read_manifest(demo_folder())
-    with MediaPipeDetector() as detector:
-        tracks, portraits = analyze(video, detector, tell)
-        for one in summaries(tracks):
-            portrait = portraits[one.number]
-            faces = detector.detect(portrait)
-            check = ModelMismatchCheck(demo, 0, lambda _: None, strict=False)
-            for face in faces[:1]:
-                check.meet(portrait, face, detector)
-            people.append((portrait, f"{one.number} · {one.seen_s:.1f} s" if one.seen_s else f"{one.number}"))
-            built_in.append(bool(faces) and not check.text)
+    detector = MediaPipeDetector()
+    tracks, portraits = analyze(video, detector, tell)
+    for one in summaries(tracks):
+        portrait = portraits[one.number]
+        faces = detector.detect(portrait)
+        check = ModelMismatchCheck(demo, 0, lambda _: None, strict=False)
+        for face in faces[:1]:
+            check.meet(portrait, face, detector)
+        people.append((portrait, f"{one.number} · {one.seen_s:.1f} s" if one.seen_s else f"{one.number}"))
+        built_in.append(bool(faces) and not check.text)
     return with_speakers(video, tracks, open_syncnet(None))[0], people, built_in
 
 

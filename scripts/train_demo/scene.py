@@ -8,7 +8,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import region_around
+from latentsync_trt.face.geometry import Region
 from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
 from scripts.train_demo.mouth import AREA, ENLARGE, Mouth
@@ -61,7 +61,7 @@ class PortraitRenderer:
     def __init__(self, draw: Callable[[Float32Array], UInt8Array] | None = None) -> None:
         """`draw` makes the mouth's part of the enlarged portrait, uint8 `(h, w, 3)` RGB, for a pose `(3,)`."""
         photograph, detector = portrait(), MediaPipeDetector()
-        mesh, _ = detector.mesh_in(photograph, region_around(detector.detect(photograph)[0]))
+        mesh, _ = detector.mesh_in(photograph, Region.around(detector.detect(photograph)[0]))
         size = (photograph.shape[1] * ENLARGE, photograph.shape[0] * ENLARGE)
         self._large = np.asarray(cv2.resize(photograph, size, interpolation=cv2.INTER_CUBIC), np.uint8)
         self._depth = _depth(photograph.shape[:2], mesh)

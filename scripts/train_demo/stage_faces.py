@@ -5,7 +5,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.align import mouth_mask
 from scripts.train_demo.datasets import FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
 from scripts.train_demo.networks import Sizes, image_mouth_predictor, latents_of, lower_part, make_vae

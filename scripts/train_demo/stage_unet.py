@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from latentsync_trt.diffusion import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.export.networks import WhisperEncoder
-from latentsync_trt.face.mask import latent_mask, mouth_mask
+from latentsync_trt.face.align import latent_mask, mouth_mask
 from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
 from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, TrainedUNet, latents_of, lower_part, mouth_errors

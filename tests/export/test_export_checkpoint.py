@@ -130,6 +130,12 @@ def test_the_published_vae_has_older_attention_names(sources: Sources, tmp_path:
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
+def test_a_vae_with_other_layers_is_refused(tmp_path: Path) -> None:
+    narrow.make_vae(use_quant_conv=False).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="its use_quant_conv is False; LatentSync needs True"):
+        load_vae(tmp_path, torch.float32)
+
+
 def test_swapped_files_are_recognized(sources: Sources) -> None:
     with pytest.raises(CheckpointError, match="not a LatentSync U-Net"):
         load_unet(sources.whisper, torch.float32)

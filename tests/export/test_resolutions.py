@@ -24,9 +24,8 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.errors import InputError
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import plan_graphs
-from latentsync_trt.export.graphs import GraphPlan
+from latentsync_trt.export.graphs import GraphPlan, verify_graph
 from latentsync_trt.export.networks import Networks, load_networks
-from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.types import UInt8Array
 from tests import narrow
 from tests.clips import LOSSLESS, decoded, write_clip

@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from latentsync_trt.bundle.external import WeightsFile
 from latentsync_trt.bundle.manifest import CACHED_STEP
-from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import CheckpointError, ExportMismatch
 from latentsync_trt.export.export_options import Sources
 from latentsync_trt.export.exporter import plan_graphs
-from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
+from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph, verify_graph
 from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm, attend
 from latentsync_trt.export.networks import load_networks
-from latentsync_trt.export.verify import verify_graph
 from latentsync_trt.runtime.engines.session import Session
 from tests import narrow
 
@@ -45,8 +44,7 @@ def planned(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Plann
 @pytest.fixture(scope="module")
 def graph(planned: Planned, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "denoise_step_cached.onnx"
-    with WeightsFile(path.with_name("unet.weights")) as weights:
-        save_graph(build_graph(planned[0]), path, weights)
+    save_graph(build_graph(planned[0]), path, WeightsFile(path.with_name("unet.weights")))
     return path
 
 
@@ -90,8 +88,7 @@ def test_one_wrong_part_fails(planned: Planned, graph: Path, mutation: Mutation,
     model = ir.load(graph)
     mutation(model)
     path = tmp_path / graph.name
-    with WeightsFile(tmp_path / "unet.weights") as weights:
-        save_graph(model, path, weights)
+    save_graph(model, path, WeightsFile(tmp_path / "unet.weights"))
     with pytest.raises(ExportMismatch, match=r"denoise_step_cached\.onnx, output next_\w+: differs") as caught:
         verify_graph(path, *planned, "fp16")
     assert re.search(r"by \d\.\d\de.* the limit is \d\.\d\de", str(caught.value))

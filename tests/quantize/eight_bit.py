@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.quantize.observing import ObservingDenoiser, Ranges
-from latentsync_trt.quantize.steps import write_observed
+from latentsync_trt.quantize.calibrate import ObservingDenoiser
+from latentsync_trt.quantize.steps import Ranges, write_observed
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array

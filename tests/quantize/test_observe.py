@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.quantize.observing import ActivationRange, ObservingDenoiser, Ranges
+from latentsync_trt.quantize.calibrate import ObservingDenoiser
 from latentsync_trt.quantize.steps import (
     SAMPLE,
+    ActivationRange,
+    Ranges,
     layers_of,
     sample_stride,
     split_attention,

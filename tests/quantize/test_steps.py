@@ -13,8 +13,7 @@ from onnxruntime.quantization.quant_utils import quantize_onnx_initializer
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
-from latentsync_trt.quantize.observing import BINS, ActivationRange, Ranges
-from latentsync_trt.quantize.steps import round_weights, write_steps
+from latentsync_trt.quantize.steps import BINS, ActivationRange, Ranges, round_weights, write_steps
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.types import Float32Array
 from tests.quantize import toys

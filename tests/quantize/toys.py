@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphEntry, TensorEntry
-from latentsync_trt.quantize.observing import ActivationRange, Ranges
+from latentsync_trt.quantize.steps import ActivationRange, Ranges
 from tests.toy import DEPTH, FRAMES, TOKENS, WIDTH, bundle_of
 
 GRAPH = "denoise_step"

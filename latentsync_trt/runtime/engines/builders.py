@@ -131,8 +131,8 @@ class TensorRTBuilder:
 def _check_context_model(path: Path) -> None:
     """Raises `EngineBuildError` unless the model loads the engine beside it alone, as engines run as code."""
     try:
-        names = {*external_files(memoryview(path.read_bytes()))}
-    except (OSError, LookupError, ValueError, RecursionError) as error:
+        names = {*external_files(path.read_bytes())}
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineBuildError(f"{path}: is no graph ({error})") from error
     if names != {ENGINE.encode()}:
         raise EngineBuildError(f"{path}: loads another engine than {ENGINE} beside it")
