@@ -29,8 +29,8 @@ from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.codecs import choose_encoder, default_suffix
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
+from latentsync_trt.sync.paint import Composer
 from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch, tune_process
 
 Background = Callable[..., Generator[Any, None, None]]
@@ -90,9 +90,8 @@ def as_painted(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, Non
     """The source's own faces as painted ones, which take as long."""
     with closing(jobs):
         for job in jobs:
-            faces = [(target, target.face) for target in job.targets if target.face is not None]
-            targets = (replace(target, painted=face.image * np.uint16(257)) for target, face in faces)
-            yield replace(job, targets=tuple(targets))
+            faces = (target.face.image * np.uint16(257) for target in job.targets if target.face is not None)
+            yield replace(job, painted=tuple(faces))
 
 
 if __name__ == "__main__":

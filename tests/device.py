@@ -13,7 +13,7 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.runtime.engines.session_factory import OpenedEngine, SessionFactory
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.sync.inpaint import graphs_for
+from latentsync_trt.sync.model_slot import graphs_for
 from tests.small import small_bundle
 
 GRAPHS = graphs_for(SyncOptions())

@@ -22,7 +22,7 @@ from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.speech import speech_in
-from latentsync_trt.types import Float32Array, UInt8Array
+from latentsync_trt.types import Float32Array, UInt8Array, within
 from tests.clips import read_audio
 from tests.sounds import sound_packets
 
@@ -100,7 +100,7 @@ class Cast:
 
     def _spoken(self, who: int) -> np.ndarray:
         times_s = np.arange(len(self.sound(who)) // _PER_FRAME) / MODEL_FPS
-        return speech_in(self._clip(who)).at(times_s)
+        return within(times_s, speech_in(self._clip(who)).spans_s)
 
 
 def compose(cast: Cast, dialogue: Dialogue, path: Path) -> Written:

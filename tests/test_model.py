@@ -15,7 +15,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutOfMemory, OutputError
 from latentsync_trt.runtime.stages import Stage
-from latentsync_trt.sync.inpaint import graphs_for
+from latentsync_trt.sync.model_slot import graphs_for
 from tests.cache_worker import PATIENCE_S
 from tests.compiling import COMPILING, CopyBuilder
 from tests.device import DemoModels, Device, denoised

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Pace, Painter, in_order
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.windows import Window, WindowPlanner, gather, in_groups, streams_at
+from latentsync_trt.sync.windows import Inpainter, Window, WindowPlanner, gather, in_groups, streams_at
 from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array
 from tests.clips import frame_at
 
@@ -59,7 +58,10 @@ def jobs(tracks: Sequence[set[int]]) -> Generator[FrameJob, None, None]:
     for index, shown in enumerate(tracks):
         rgb = np.full((SIDE_PX, SIDE_PX, 3), index % 128, np.uint8)
         face = AlignedFace(rgb, UNMOVED, (SIDE_PX, SIDE_PX))
-        targets = (Target(track, track, track % 2, SOMEONE, UNMOVED, face) for track in sorted(shown))
+        targets = (
+            Target(index, Fraction(index, 25), track, track, track % 2, SOMEONE, UNMOVED, face)
+            for track in sorted(shown)
+        )
         yield FrameJob(frame_at(index, rgb), tuple(targets))
 
 
@@ -96,13 +98,12 @@ def painted(
 def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
     """All frames in order, each with all of its faces, but for those of frames that were written before."""
     assert [job.frame.index for job in found] == list(range(len(tracks)))
-    assert all(target.painted is None for job in found[:frames_done] for target in job.targets)
+    assert not any(job.painted for job in found[:frames_done])
     for job, shown in zip(found[frames_done:], tracks[frames_done:], strict=True):
         assert {target.track_id for target in job.targets} == shown
-        for target in job.targets:
-            assert target.painted is not None
-            assert target.painted.dtype == np.uint16
-            np.testing.assert_allclose(target.painted, own_mouth(job.frame.index, target.track_id), atol=1)
+        for target, picture in zip(job.targets, job.painted, strict=True):
+            assert picture.dtype == np.uint16
+            np.testing.assert_allclose(picture, own_mouth(job.frame.index, target.track_id), atol=1)
 
 
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 16 * FRAMES]))

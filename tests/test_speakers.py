@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.audio.turns import MARGIN_S, read_turns
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.option_fields import Speaker
-from latentsync_trt.sync.speech import Sound, speakers_of
+from latentsync_trt.sync.speech import MARGIN_S, Sound, read_turns, speakers_of
 from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
 
 ANN_AND_BEN = """

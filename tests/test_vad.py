@@ -27,7 +27,7 @@ from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.sync.speech import OpenSpeech, Sound
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, within
 from tests.clips import read_audio
 from tests.sounds import mel_filters, write_samples
 
@@ -53,10 +53,10 @@ def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
     below = {"nothing": noise, "noise": noise, "music": hum}[under](len(samples), 0 if under == "nothing" else level)
     speech, mouth = find_speech(lambda: np.array_split(samples + below, 7)), spoken_mouth()
     opened = 1 + np.flatnonzero(mouth.opening > 0.1) / MODEL_FPS
-    assert speech.at(opened).mean() > 0.99
+    assert within(opened, speech.spans_s).mean() > 0.99
     rest = np.arange(0, 0.95, 0.04)
-    assert not speech.at(rest).any()
-    assert speech.at(len(samples) / SAMPLE_RATE_HZ - rest).mean() < 0.2
+    assert not within(rest, speech.spans_s).any()
+    assert within(len(samples) / SAMPLE_RATE_HZ - rest, speech.spans_s).mean() < 0.2
 
 
 @pytest.mark.parametrize("level_db", [0, -60])
@@ -69,15 +69,15 @@ def test_nobody_speaks_in_noise_music_and_silence_at_any_level(level_db: int) ->
     assert "no speech found" in str(find_speech(lambda: [hum(seconds, 0.1)]).notice)
     room = in_16_bits(np.concatenate([sentence(), noise(10 * SAMPLE_RATE_HZ, 0.1 * gain), sentence()]))
     pause_s = np.arange(1, 9, 0.1) + len(sentence()) / SAMPLE_RATE_HZ
-    assert not find_speech(lambda: [room]).at(pause_s).any()
+    assert not within(pause_s, find_speech(lambda: [room]).spans_s).any()
 
 
 def kept(quiet: Float32Array, from_s: float = 0, full: Float32Array | None = None) -> float:
     """The share of what is speech in the sentence at its full level that is speech in `quiet` too, from there on."""
     loud = sentence() if full is None else full
     times_s = np.arange(0, len(loud) / SAMPLE_RATE_HZ, 0.01)
-    times_s = times_s[find_speech(lambda: [loud]).at(times_s)]
-    return float(find_speech(lambda: [quiet]).at(times_s + from_s).mean())
+    times_s = times_s[within(times_s, find_speech(lambda: [loud]).spans_s)]
+    return float(within(times_s + from_s, find_speech(lambda: [quiet]).spans_s).mean())
 
 
 def in_16_bits(samples: Float32Array) -> Float32Array:
@@ -149,8 +149,9 @@ def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> N
     samples = np.ones(2 * SAMPLE_RATE_HZ, np.float32)
     whole = np.concatenate([*speech.gated([samples])])
     times_s = np.arange(len(samples)) / SAMPLE_RATE_HZ
-    assert (whole[speech.at(times_s)] == 1).all()
-    silent = ~speech.at(times_s) & ~speech.at(times_s - FADE_S) & ~speech.at(times_s + FADE_S)
+    now, later, earlier = (within(times_s + by_s, speech.spans_s) for by_s in (0, FADE_S, -FADE_S))
+    assert (whole[now] == 1).all()
+    silent = ~now & ~later & ~earlier
     assert (whole[silent] == 0).all()
     assert silent.mean() > 0.4
     assert np.abs(np.diff(whole)).max() <= 1.01 / FADE_S / SAMPLE_RATE_HZ

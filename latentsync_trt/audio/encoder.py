@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, partial
 from itertools import pairwise
 from math import ceil, floor
 
@@ -36,11 +36,9 @@ _MARGIN = 1 * FEATURES_PER_S
 
 _OVERLAP = 10 * FEATURES_PER_S
 
-_PER_FRAME = FEATURES_PER_S // MODEL_FPS
+FEATURES_PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
 """A frame attends to 10 features (200 ms): from 4 before its own position to 5 after it."""
-
-POSITIONS = _BEFORE + _AFTER
 
 _MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
 
@@ -134,16 +132,12 @@ class SpeechStream:
         if not samples:
             raise InputError("the recording has no samples", usage=False)
         self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
-        self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
-        self._encode_mel = encode_mel
+        self._count = mel_frames // _MEL_FRAMES_PER_FEATURE
         blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
-        self.encoded = _encoded(blocks, plan(self.feature_count), encode_mel)
+        self.encoded = _encoded(blocks, plan(self._count), encode_mel)
+        self.close = self.encoded.close
         self._features, self._first = np.zeros((0, 0, 0), np.float32), 0
-        self._peak = peak
-
-    def close(self) -> None:
-        """Closes the recording."""
-        self.encoded.close()
+        self._silence = cache(partial(silent_window, encode_mel, peak))
 
     def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
         """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
@@ -153,32 +147,26 @@ class SpeechStream:
         """
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
         centers = np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
-        positions = attended_positions(centers, self.feature_count)
+        positions = attended_positions(centers, self._count)
         while self._first + len(self._features) <= positions.max():
             newest = next(self.encoded)
             kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
             self._first += len(self._features) - len(kept)
             self._features = np.concatenate([kept, newest])
-        if positions.min() < self._first:
-            raise ValueError("these features were dropped: times go back by more than 30 s")
         features = self._features[positions - self._first]
         windows: Float32Array = features.reshape(len(positions), -1, features.shape[-1])
         if silent.any():
-            windows[silent] = self._silence
+            windows[silent] = self._silence()
         return windows
-
-    @cached_property
-    def _silence(self) -> Float32Array:
-        """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
-        return silent_window(self._encode_mel, self._peak)
 
 
 def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
-    """What a frame in silence attends to, float32 `(10·L, D)`, in a recording with the maximum `peak`."""
+    """What a frame in silence attends to, float32 `(10·L, D)`, as quiet as the quietest moment of a recording with the
+    maximum `peak` could be."""
     power = np.full((1, MEL_BANDS, SEGMENT_FRAMES), SILENT_LOG_POWER, np.float32)
     features = encode_mel(scaled(power, peak))[0]
     middle = len(features) // 2
-    return features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
+    return features[middle : middle + _BEFORE + _AFTER].reshape(-1, features.shape[-1]).copy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,23 +188,14 @@ def encode_audio(
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         features = np.concatenate(list(stream.encoded), dtype=np.float32)
-    return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
+    frames = np.arange(ceil(stream.duration_s * MODEL_FPS))
+    attended = features[attended_positions(FEATURES_PER_FRAME * frames, len(features))]
+    return AudioFeatures(features, attended.reshape(len(frames), -1, features.shape[2]), stream.duration_s)
 
 
 def attended_positions(centers: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     """Indices of the features around `centers (n,)`, `(n, 10)`: 4 before to 5 after each, clipped to the `total`."""
     return np.clip(centers[:, None] + np.arange(-_BEFORE, _AFTER), 0, total - 1)
-
-
-def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
-    """Windows of all frames, at the model's rate, of a recording, float32 `(n, 10·L, D)`, n = ceil(duration × 25).
-
-    Args:
-        features: float32 `(T, L, D)`, 50 per second. duration_s: length of the recording.
-    """
-    frames = np.arange(ceil(duration_s * MODEL_FPS))
-    attended = features[attended_positions(_PER_FRAME * frames, len(features))]
-    return np.ascontiguousarray(attended.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))
 
 
 def _encoded(

@@ -24,8 +24,6 @@ MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // HOP
 MEL_FILTERS = "mel_filters.npy"
 """File of a bundle."""
 
-_FILTERS_SHAPE = MEL_BANDS, FFT // 2 + 1
-
 _POWER_FLOOR = 1e-10
 SILENT_LOG_POWER = -10.0
 """Its logarithm: the log power of digital silence."""
@@ -54,17 +52,12 @@ def computed_filters() -> Float32Array:
 
 
 def filters_of(bundle: Bundle) -> Float32Array:
-    """The mel filters of a bundle, float32 `(80, 201)`; raises `BundleError` if the file does not contain them."""
+    """The mel filters of a bundle, float32 `(80, 201)`; raises `BundleError` if the file cannot be read."""
     path = bundle.folder / MEL_FILTERS
     try:
-        filters = np.load(path, allow_pickle=False)
+        return np.asarray(np.load(path, allow_pickle=False), np.float32)
     except (OSError, ValueError, EOFError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); export the model again") from error
-    if (filters.shape, filters.dtype) != (_FILTERS_SHAPE, np.float32):
-        raise BundleError(
-            f"{path}: {filters.dtype} {filters.shape}, not float32 {_FILTERS_SHAPE}; export the model again"
-        )
-    return filters
 
 
 def scaled(log_power: Float32Array, peak: float) -> Float32Array:
@@ -104,7 +97,7 @@ def _powers(samples: Float32Array, frames: int, filters: Float32Array) -> Iterat
 
 def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
     """log10 of the mel power of all analysis windows in `samples`: float32 `((n − 1)·160 + 400,)` → `(80, n)`."""
-    windows = np.lib.stride_tricks.sliding_window_view(samples, FFT)[::HOP]
+    windows = sliding_window_view(samples, FFT)[::HOP]
     spectrum = np.fft.rfft(windows * _HANN, axis=1)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
     mel = filters @ power.T

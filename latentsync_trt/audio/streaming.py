@@ -9,7 +9,14 @@ from collections import deque
 
 import numpy as np
 
-from latentsync_trt.audio.encoder import FEATURES_PER_S, SEGMENT_FRAMES, EncodeMel, attended_positions, silent_window
+from latentsync_trt.audio.encoder import (
+    FEATURES_PER_FRAME,
+    FEATURES_PER_S,
+    SEGMENT_FRAMES,
+    EncodeMel,
+    attended_positions,
+    silent_window,
+)
 from latentsync_trt.audio.mel import FFT, HOP, MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power, scaled
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import Float32Array
@@ -27,7 +34,6 @@ the built-in encoder are 9 % farther from those of the whole recording (hop 16 a
 _FIRST_PEAK = 1.0
 """Decades: the maximum of loud speech is 1 to 2 higher; one that is too low until then does little harm."""
 
-_PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _LONG = 15 * MODEL_FPS
 _MOST = SEGMENT_FRAMES * HOP // HEARD - AHEAD // HEARD - 1
 _GAP = 1 * MODEL_FPS
@@ -86,7 +92,7 @@ class StreamingAudioEncoder:
         features = self._features(ahead)
         end = at + len(heard) // HEARD
         past, frames = dict(self._past), range(end - self._frames, end)
-        centers = np.array([_PER_FRAME * max(frame - self._first, 0) for frame in frames], np.int64)
+        centers = np.array([FEATURES_PER_FRAME * max(frame - self._first, 0) for frame in frames], np.int64)
         attended = features[attended_positions(centers, len(features))].reshape(len(frames), *self._silence.shape)
         for place, frame in enumerate(frames):
             if frame < self._first:

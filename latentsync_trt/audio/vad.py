@@ -11,13 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import SupportsFloat
 
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true, within
+from latentsync_trt.types import Float32Array, Float64Array, runs_of_true, within
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"
 
@@ -79,11 +78,6 @@ class Speech:
         where = f"{len(self.loud_s) * _PART * STEP_S:.1f} s as loud as the speech, from {self.loud_s[0]:.1f} s on"
         return f"{where}, are not taken for speech: there {cure}"
 
-    def at(self, times_s: Iterable[SupportsFloat]) -> BoolArray:
-        """Whether somebody speaks at each of these times, `(n,)`."""
-        times = np.array([float(time_s) for time_s in times_s])
-        return within(times, self.spans_s)
-
     def gated(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The recording's blocks `(n,)` at 16 kHz, digitally silent where no one speaks, with soft borders."""
         fades = [(start_s - FADE_S, start_s, end_s, end_s + FADE_S) for start_s, end_s in self.spans_s]
@@ -107,7 +101,7 @@ def find_speech(open_blocks: Callable[[], Iterable[Float32Array]]) -> Speech:
     divided = np.split(gains, range(_STEPS_AT_ONCE, len(levels), _STEPS_AT_ONCE))
     with closing(VoiceActivity()) as network:
         spans_s = spans_of(np.concatenate([none, *map(network.chances, steps_of(open_blocks()), divided)]))
-    spoken = _in_parts(Speech(spans_s).at(np.arange(len(levels)) * STEP_S).astype(np.float64)) > 0
+    spoken = _in_parts(within(np.arange(len(levels), dtype=np.float64) * STEP_S, spans_s).astype(np.float64)) > 0
     loud = ~spoken & (parts > np.median(parts[spoken]) / 2) if spoken.any() else ~spoken
     return Speech(spans_s, tuple((np.flatnonzero(loud) * _PART * STEP_S).tolist()), silent=not levels.any())
 
@@ -131,6 +125,7 @@ class VoiceActivity:
 
     def __init__(self) -> None:
         self._session = Session(NETWORK, SessionSettings(intra_op_threads=1))
+        self.close = self._session.close
         self._hidden = self._cell = np.zeros((1, 1, _STATE), np.float32)
         self._context = np.zeros(_CONTEXT, np.float32)
         self._recent = deque([_SOFT], maxlen=_RECENT)
@@ -152,10 +147,6 @@ class VoiceActivity:
     def _live_gain(self, level: float) -> float:
         self._recent.append(level)
         return max(1.0, _SOFT / float(np.quantile(self._recent, 0.8)))
-
-    def close(self) -> None:
-        """Frees the network."""
-        self._session.close()
 
 
 def steps_of(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:

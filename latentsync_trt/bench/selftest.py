@@ -34,7 +34,8 @@ from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.select import TestResult, diagnose_provider, select_provider
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter, paint_window
+from latentsync_trt.sync.model_slot import graphs_for
+from latentsync_trt.sync.windows import make_inpainter, paint_window
 from latentsync_trt.types import UInt16Array
 from latentsync_trt.unexpected import redacted
 

@@ -22,7 +22,7 @@ from latentsync_trt.sync.threads import prefetch
 from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, VideoInfo, YuvPlanes
 
 if TYPE_CHECKING:
-    from latentsync_trt.sync.inpaint import Inpainter
+    from latentsync_trt.sync.windows import Inpainter
 
 _ENCODED_AT_ONCE = 16
 

@@ -21,9 +21,9 @@ from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.live.speech_queue import silent_frame
 from latentsync_trt.media.files import check_file
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import path_argument
-from latentsync_trt.sync.model_slot import ModelSlot
+from latentsync_trt.sync.model_slot import ModelSlot, graphs_for
+from latentsync_trt.sync.windows import make_inpainter
 
 IdleClip = str | Path | IdleLoop
 

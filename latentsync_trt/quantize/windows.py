@@ -14,11 +14,9 @@ from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.model import Model
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
-from latentsync_trt.sync.paint import faces_of
+from latentsync_trt.sync.faces import FaceFinder, Target
 from latentsync_trt.sync.speech import OpenSpeech, Sound
-from latentsync_trt.sync.windows import FaceView, Window, gather
+from latentsync_trt.sync.windows import Inpainter, Window, faces_of, gather, make_inpainter
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 CACHE_INTERVAL = 3
@@ -125,7 +123,7 @@ def recorded_for(samples: int) -> int:
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 
-def _inputs(window: Window[FaceView], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
+def _inputs(window: Window[Target], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
     known = inpainter.run("encode", lambda: inpainter.encode(faces_of(window)))
-    audio = speech.windows(0, [view.time_s for view in window.items])
+    audio = speech.windows(0, [each.time_s for each in window.items])
     return RecordedWindow(inpainter.noise, known, audio)

@@ -1,6 +1,6 @@
 """`LipSync`: an open bundle that syncs clips.
 
-Imports of what runs it are inside the methods, so that `import latentsync_trt` loads no onnxruntime.
+Imports of what runs networks are inside the methods, so that importing `LipSync` loads no onnxruntime.
 """
 
 import time
@@ -10,17 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from latentsync_trt.audio.encoder import AudioFeatures, encode_audio, plan_of
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.bundle.find import find_bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle, manifest_sha256, resolution_of
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.sync.inputs import Helpers, Inputs, check_inputs, path_argument
+from latentsync_trt.sync.speech import speech_in
 from latentsync_trt.types import Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
-    from latentsync_trt.audio.encoder import AudioFeatures
-    from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.live.options import LiveOptions
     from latentsync_trt.live.session import LiveSession
     from latentsync_trt.live.sessions import IdleClip, LiveSessions
     from latentsync_trt.runtime.providers.select import Selection
-    from latentsync_trt.sync.inputs import Helpers, Inputs
 
 
 class LipSync:
@@ -33,7 +37,7 @@ class LipSync:
 
     def __init__(
         self,
-        bundle: "Bundle",
+        bundle: Bundle,
         selection: "Selection",
         options: RuntimeOptions | None = None,
         *,
@@ -41,12 +45,10 @@ class LipSync:
     ) -> None:
         """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not support `options`;
         others as `from_bundle`."""
-        from latentsync_trt.sync.model_slot import Calls, ModelSlot
+        from latentsync_trt.sync.model_slot import ModelSlot
 
-        self._bundle, self._options = bundle, options or RuntimeOptions()
-        self._slot = ModelSlot(bundle, selection, self._options, on_notice)
+        self._slot = ModelSlot(bundle, selection, options or RuntimeOptions(), on_notice)
         self._live: LiveSessions | None = None
-        self._calls = Calls()
 
     @classmethod
     def from_bundle(
@@ -71,10 +73,7 @@ class LipSync:
             BundleError: missing, damaged, edited, incomplete or too new, or several and none chosen.
             ProviderUnavailable: a named provider does not load. InputError: `options` do not fit bundle or provider.
         """
-        from latentsync_trt.bundle.find import find_bundle
-        from latentsync_trt.bundle.manifest import Bundle, manifest_sha256
         from latentsync_trt.runtime.providers.select import select_provider
-        from latentsync_trt.sync.inputs import path_argument
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))
@@ -92,19 +91,18 @@ class LipSync:
         """Waits for calls in other threads, frees all networks and ends a background build; does nothing again."""
         from latentsync_trt.sync.model_slot import CLOSE
 
-        with self._calls.entered(CLOSE):
+        with self._slot.entered(CLOSE):
             if self._live is not None:
                 self._live.close()
             self._slot.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
-        from latentsync_trt.bundle.manifest import resolution_of
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.model_slot import graphs_for
 
         options = options or SyncOptions()
-        resolution_of(self._bundle.manifest, options, self._options)
-        with self._calls.entered("warm_up"), self._slot.acquired(graphs_for(options)):
+        resolution_of(self._slot.bundle.manifest, options, self._slot.options)
+        with self._slot.entered("warm_up"), self._slot.acquired(graphs_for(options)):
             pass
 
     @property
@@ -118,24 +116,17 @@ class LipSync:
         """A build of engines for the next run, until `close`: done with its error, empty if none. None without one."""
         return self._slot.build
 
-    def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> "AudioFeatures":
+    def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`; raises as `sync`."""
-        from latentsync_trt.audio.encoder import encode_audio, plan_of
-        from latentsync_trt.audio.mel import filters_of
-        from latentsync_trt.bundle.manifest import AUDIO_ENCODER
-        from latentsync_trt.media.audio import read_audio_blocks
-        from latentsync_trt.sync.inputs import path_argument
-        from latentsync_trt.sync.speech import speech_in
-
         recording = path_argument(path, "audio")
 
         def encode_mel(mel: Float32Array) -> Float32Array:  # not opened before the recording has been read
             with self._slot.acquired((AUDIO_ENCODER,)) as model:
                 return model.audio_encoder(mel)
 
-        with self._calls.entered("encode_audio"):
+        with self._slot.entered("encode_audio"):
             plan = plan_of(segments, lambda: speech_in(recording).spans_s)
-            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._bundle), plan)
+            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._slot.bundle), plan)
 
     def sync(
         self,
@@ -144,7 +135,7 @@ class LipSync:
         output: str | Path,
         options: SyncOptions | None = None,
         *,
-        helpers: "Helpers | None" = None,
+        helpers: Helpers | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> SyncReport:
         """Writes `video` to `output` with the lips following `audio`.
@@ -160,19 +151,15 @@ class LipSync:
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
-        from latentsync_trt.sync.inputs import check_inputs
-
         return self.run(check_inputs(video, audio, output, options or SyncOptions(), helpers), on_progress)
 
-    def run(self, inputs: "Inputs", on_progress: ProgressCallback | None = None) -> SyncReport:
+    def run(self, inputs: Inputs, on_progress: ProgressCallback | None = None) -> SyncReport:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
-        from latentsync_trt.bundle.manifest import resolution_of
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.model_slot import RunContext, graphs_for
 
-        resolution_px = resolution_of(self._bundle.manifest, inputs.options, self._options)
-        with self._calls.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
+        resolution_px = resolution_of(self._slot.bundle.manifest, inputs.options, self._slot.options)
+        with self._slot.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
             from latentsync_trt.sync.clip import sync_clip  # while the model opens
-            from latentsync_trt.sync.run_context import RunContext
 
             return sync_clip(RunContext(self._slot, opened, inputs, resolution_px, on_progress))
 
@@ -198,6 +185,6 @@ class LipSync:
         from latentsync_trt.live.options import LiveOptions
         from latentsync_trt.live.sessions import LiveSessions
 
-        with self._calls.entered("stream"):
+        with self._slot.entered("stream"):
             self._live = self._live or LiveSessions(self._slot)
             return self._live.open(video, options or LiveOptions(), executors=executors, now=now)

@@ -16,16 +16,13 @@ from latentsync_trt.face.people import FaceStats
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
-from latentsync_trt.sync.compose import Composer
-from latentsync_trt.sync.inpaint import make_inpainter
+from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.output import open_writer, write_frames
-from latentsync_trt.sync.paint import Pace, Painter, painted
-from latentsync_trt.sync.preview import preview_of
-from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.paint import Composer, Pace, Painter, painted
 from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
 from latentsync_trt.sync.speaking import who_speaks
-from latentsync_trt.sync.timeline import timeline_of
-from latentsync_trt.sync.windows import gather, streams_at
+from latentsync_trt.sync.timeline import preview_of, timeline_of
+from latentsync_trt.sync.windows import gather, make_inpainter, streams_at
 from latentsync_trt.types import Progress, SyncReport
 
 
@@ -34,7 +31,6 @@ def sync_clip(run: RunContext) -> SyncReport:
     options, helpers, frames = run.inputs.options, run.inputs.helpers, run.bundle.manifest.frames
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
-        run.inputs = replace(run.inputs, helpers=helpers)
     if options.face == "speaking":
         run.inputs = who_speaks(run)
     if options.preview_s is not None:
@@ -46,8 +42,9 @@ def sync_clip(run: RunContext) -> SyncReport:
         span, playback, texts = timeline_of(run.inputs, speech)
         writer = open_writer(run, span, playback)
         run.announce((*texts, *writer.notices))
-        streams = streams_at(playback.fps or run.inputs.info.frames_per_s)
-        stages = clip_stages(run, playback, streams)
+        rate = playback.fps or run.inputs.info.frames_per_s
+        streams = streams_at(rate)
+        stages = clip_stages(run, rate, streams)
         aligned = aligned_frames(run, quality, span, playback, stages)
         windows = gather(aligned, frames, streams, writer.frames_done)
         gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
@@ -55,17 +52,16 @@ def sync_clip(run: RunContext) -> SyncReport:
         with run.clock.measure("open", frames=0):
             model = run.model()
         run.announce(model.selection.notices())  # of a provider that it fell back to
-        part = span.frames(playback.fps or run.inputs.info.frames_per_s or Fraction(MODEL_FPS))
-        pace = Pace(perf_counter(), writer.frames_done, part, frames)
+        pace = Pace(perf_counter(), writer.frames_done, span.frames(rate or Fraction(MODEL_FPS)), frames)
         in_turn = model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
         jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)
         paster = Paster(run.detector, paste=options.paste)
-        composer = Composer(paster, helpers.enhancer, quality, run.clock, writer.frames_done)
+        composer = Composer(paster, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
         composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
-        faces = write_frames(run, writer, composed, playback, stages, pace)
+        faces = write_frames(run, writer, composed, playback, stages.leave, pace)
     run.announce(writer.notices)
     return report_of(run, float(writer.end_s), faces, pace, quality)
 

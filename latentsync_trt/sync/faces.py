@@ -39,21 +39,22 @@ _OVERVIEW_PX = 768
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A face of one frame that follows a voice, and the results of the stages so far.
+    """A face that follows a voice, in one frame; without the frame, which would stay in memory as long as its window.
 
-    `track_id`: unique for an unbroken run of one face in one shot; windows never span two.
-    `person`: identity through the clip, the number shown by `latentsync-trt faces`. `speaker`:
-    index of its voice. `tracked`: box and landmarks in pixels of the stored frame. `matrix (2, 3)`:
-    frame pixels → crop pixels. `painted`: the new face, uint16 `(H, W, 3)`, 257 × level.
+    `index`, `time_s`: of the frame. `track_id`: unique for an unbroken run of one face in one shot; windows never span
+    two. `person`: identity through the clip, the number shown by `latentsync-trt faces`. `speaker`: index of its voice.
+    `tracked`: box and landmarks in pixels of the stored frame. `matrix (2, 3)`: frame pixels → crop pixels. `face`: as
+    `cut_out` adds it.
     """
 
+    index: int
+    time_s: Fraction
     track_id: int
     person: int
     speaker: int
     tracked: Face
     matrix: Float64Array
     face: AlignedFace | None = None
-    painted: UInt16Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,12 +62,14 @@ class FrameJob:
     """A frame on its way through the stages; it leaves unchanged where it has no targets.
 
     `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it speaks or not.
+    `painted`: the new face of each target, uint16 `(H, W, 3)`, 257 × level; none where an earlier run has written them.
     """
 
     frame: Frame
     targets: tuple[Target, ...] = ()
     seen: FrameFaces | None = None
     has_face: bool = False
+    painted: tuple[UInt16Array, ...] = ()
 
 
 class FaceFinder:
@@ -151,7 +154,7 @@ class FaceFinder:
             if self._pixel_aspect != 1:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
-            targets.append(Target(run, one.person, speaker, face, matrix))
+            targets.append(Target(frame.index, frame.time_s, run, one.person, speaker, face, matrix))
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(

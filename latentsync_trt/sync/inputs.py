@@ -79,7 +79,6 @@ def check_inputs(
     check_output_path(target, source, *sound.files, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
-    sound.check()
     lasts_s = None if info.duration_s is None else info.duration_s + sound.picture_delay_s
     if lasts_s is not None:
         for name, time_s, most_s in (("start", options.start, lasts_s), ("end", options.end, lasts_s + HELD_S)):

@@ -1,55 +1,38 @@
-"""What the calls of one `LipSync` share: the model that is open, the built-in detector, and who uses them."""
+"""What the calls of one `LipSync` share: the model that is open, and the built-in detector; what the stages of one clip
+share."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
-from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import Busy, InputError
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, Bundle, step_graph
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.diffusion import plan_for
+from latentsync_trt.errors import Busy, InputError, Notices
 from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
 from latentsync_trt.runtime.model import Model, must_build, open_model, quiet_factory
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.stages import POLL_S, results
+from latentsync_trt.sync.inputs import Inputs
+from latentsync_trt.sync.speech import speech_in
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import ProgressCallback
 
 if TYPE_CHECKING:
+    from latentsync_trt.audio.vad import Speech
     from latentsync_trt.face.detector import MediaPipeDetector
 
 CLOSE = "close"
 
 
-class Calls:
-    """The calls of one `LipSync` that run."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running, self._closed = dict[int, str](), False
-
-    @contextmanager
-    def entered(self, operation: str) -> Iterator[None]:
-        """The block of a call; that of `CLOSE` waits until no other runs. Raises `InputError` in a callback of another,
-        and after `CLOSE`."""
-        thread = threading.get_ident()
-        with self._changed:
-            if thread in self._running:
-                cure = "call it when that has returned, or raise in the callback to stop it"
-                raise InputError(f"LipSync.{operation}: called from a callback of another call; {cure}")
-            if self._closed and operation != CLOSE:
-                raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
-            self._running[thread] = operation
-        try:
-            if operation == CLOSE:
-                with self._changed:
-                    self._closed = True
-                    while {*self._running.values()} != {CLOSE}:
-                        self._changed.wait(POLL_S)
-            yield
-        finally:
-            with self._changed:
-                del self._running[thread]
-                self._changed.notify_all()
+def graphs_for(options: SyncOptions) -> tuple[str, ...]:
+    steps = {step_graph(guided=options.guidance > 1.0, cached=not full) for full in plan_for(options)}
+    return (AUDIO_ENCODER, VAE_ENCODER, *sorted(steps), VAE_DECODER)
 
 
 class ModelSlot:
@@ -70,10 +53,35 @@ class ModelSlot:
         self._factory = quiet_factory(bundle, selection, options)
         self.model: Model | None = None
         self.build: Future[str] | None = None
-        self._changed = threading.Condition()
+        self._calls, self._closed = dict[int, str](), False
+        self._call_ended, self._changed = threading.Condition(), threading.Condition()
         self._detector: MediaPipeDetector | None = None
         self._making_detector = threading.Lock()  # a call may need one while another opens the model
         self._users = self._lasting = 0
+
+    @contextmanager
+    def entered(self, operation: str) -> Iterator[None]:
+        """The block of a call; that of `CLOSE` waits until no other runs. Raises `InputError` in a callback of another,
+        and after `CLOSE`."""
+        thread = threading.get_ident()
+        with self._call_ended:
+            if thread in self._calls:
+                cure = "call it when that has returned, or raise in the callback to stop it"
+                raise InputError(f"LipSync.{operation}: called from a callback of another call; {cure}")
+            if self._closed and operation != CLOSE:
+                raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
+            self._calls[thread] = operation
+        try:
+            if operation == CLOSE:
+                with self._call_ended:
+                    self._closed = True
+                    while {*self._calls.values()} != {CLOSE}:
+                        self._call_ended.wait(POLL_S)
+            yield
+        finally:
+            with self._call_ended:
+                del self._calls[thread]
+                self._call_ended.notify_all()
 
     def detector(self) -> "MediaPipeDetector":
         """The built-in detector, open until `close`."""
@@ -136,7 +144,7 @@ class ModelSlot:
                     pass
 
     def close(self) -> None:
-        """Closes the model, which no call may use any more, see `Calls`. Closing again does nothing."""
+        """Closes the model, which no call may use any more, see `entered`. Closing again does nothing."""
         model, self.model, self.build, self._detector = self.model, None, None, None
         if model is not None:
             model.close()
@@ -167,3 +175,32 @@ def _ended(build: BackgroundBuild) -> Future[str]:
 
     threading.Thread(target=wait_for_it, name="build", daemon=True).start()
     return ended
+
+
+class RunContext:
+    """What the stages of one clip share.
+
+    `model()` waits for the model of `slot` that is being opened, or raises as `open_model`. `selection`: the
+    provider that is tried first. `detector` finds outlines, and faces if `inputs.helpers` has no other;
+    `resolution_px`: of aligned faces. `speech_in`: when somebody speaks in a recording, found once in a run.
+    `start_s`: when the run began, on `time.perf_counter`'s scale.
+    """
+
+    def __init__(
+        self,
+        slot: ModelSlot,
+        model: Callable[[], Model],
+        inputs: Inputs,
+        resolution_px: int,
+        on_progress: ProgressCallback | None,
+    ) -> None:
+        self.model, self.inputs, self.resolution_px = model, inputs, resolution_px
+        self.bundle, self.selection, self.options = slot.bundle, slot.selection, slot.options
+        self.detector, self.on_progress = slot.detector(), on_progress or (lambda _: None)
+        self.speech_in: Callable[[Path], Speech] = cache(speech_in)
+        self.notices, self.clock, self.start_s = Notices(slot.on_notice), StageClock(), perf_counter()
+
+    def announce(self, texts: Iterable[str]) -> None:
+        """Tells the user each of these notices."""
+        for text in texts:
+            self.notices.add(text)

@@ -1,22 +1,36 @@
-"""The last stage: frames with their patches become the file."""
+"""The last stage: frames with their patches become the file; an interrupted run goes on only where what its pictures
+depend on is the same."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 
+import numpy as np
+
+from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.option_fields import command_line, flag_name
 from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.sync.fingerprint import fingerprint
+from latentsync_trt.sync.inputs import Inputs
+from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.paint import Pace
-from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span, soundtrack_of
 from latentsync_trt.types import Patch, Progress
+from latentsync_trt.version import __version__, distribution_version
+
+_NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
+_FILES = ("mix", "turns", "faces")
+_LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
+_DIGITS = 12
 
 
 def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
@@ -44,16 +58,17 @@ def write_frames(
     writer: VideoWriter,
     composed: Iterable[tuple[FrameJob, tuple[Patch, ...]]],
     playback: Playback,
-    stages: ClipStages,
+    leave: Callable[[], None],
     pace: Pace,
 ) -> FaceStats:
-    """Encodes every frame that an earlier run has not written; raises `NoFaceError` if none shows a face."""
+    """Encodes every frame that an earlier run has not written; calls `leave` for each. Raises `NoFaceError` if none
+    shows a face."""
     expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
         faces.add(frame, job.seen, has_face=job.has_face)
-        stages.leave()
+        leave()
         if frame.index < pace.frames_done:
             continue
         with run.clock.measure("encode"):
@@ -63,9 +78,48 @@ def write_frames(
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
         picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)
-        speed = pace.frames_per_s(faces.frames), None if of is None else pace.seconds_left(faces.frames, of)
-        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *speed))
+        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
     run.on_progress(Progress("finishing", faces.frames, faces.frames))
     return faces
+
+
+def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
+    """By name, all that the pictures of a run depend on, as text that people can compare; `bundle`: its folder.
+
+    Files count by their name, size and time, so that a folder may be moved; of `inputs.helpers`, arrays by their
+    content, and objects by their type.
+    """
+    options, encoder, helpers = inputs.options, inputs.encoder, inputs.helpers
+    recordings = [piece.path for piece in inputs.sound.recordings]
+    separate = options.turns is None and bool(options.speaker)  # files, then
+    names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
+    files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}
+    files |= {flag_name(name): Path(path) for name in _FILES if (path := getattr(options, name)) is not None}
+    left_out = (*_NOT_IN_PICTURES, *_FILES, *(["speaker"] if not options.turns else []))
+    libraries = {name: version for name in _LIBRARIES if (version := distribution_version(name))}
+    versions = {"latentsync-trt": __version__, **libraries}
+    brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
+    return {
+        **{name: _stamp(path) for name, path in files.items()},
+        "options": " ".join(command_line(options, leave_out=left_out)),
+        **{name: _identity(value) for name, value in brought.items() if value is not None},
+        "encoder": " ".join([encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options)]),
+        "bundle": sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:_DIGITS],
+        "provider": provider,
+        "cores": str(os.cpu_count()),  # FFV1 divides a picture by them, the same way in all parts
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def _identity(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return sha256(value.tobytes()).hexdigest()[:_DIGITS]
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC).isoformat()
+    return f"{path.name}, {status.st_size} bytes, {changed}"

@@ -1,4 +1,5 @@
-"""Paints windows of faces: encode, denoise and decode, each a stage of its own.
+"""Paints windows of faces: encode, denoise and decode, each a stage of its own; then painted faces are analyzed, become
+patches of their frames, and are measured.
 
 The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded.
 """
@@ -12,17 +13,22 @@ from fractions import Fraction
 from functools import partial
 from math import ceil
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from latentsync_trt.face.choice import PaintedPeople, faded
+from latentsync_trt.face.enhancer import enhanced
+from latentsync_trt.face.paste import Finish, InspectedFace, Paster, composite
+from latentsync_trt.measure.quality import Pasted, Quality
+from latentsync_trt.media.parts import part_of
 from latentsync_trt.runtime.stages import Stage
-from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.threads import ClipStages, StageClock
-from latentsync_trt.sync.windows import FaceView, Group, Window, in_groups
-from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
+from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
+from latentsync_trt.sync.windows import Group, Inpainter, Window, faces_of, in_groups
+from latentsync_trt.types import AlignedFace, Enhancer, Float32Array, Frame, Patch, UInt16Array
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 # With one network at a time on the device, each processes this many windows before the next is loaded.
@@ -31,15 +37,15 @@ _LOW_MEMORY_WINDOWS = 4
 Encoded = tuple[Group, list[Float32Array], list[Float32Array]]
 """With what the denoiser knows of each window, and its audio features."""
 
-Painted = dict[tuple[int, int], UInt16Array]
-"""New faces, uint16 `(H, H, 3)`, by the frame's index and the track."""
+Painted = dict[Target, UInt16Array]
+"""New faces, uint16 `(H, H, 3)`."""
 
 
 @dataclass(slots=True)
 class Pace:
     """When windows were painted, and frames written.
 
-    Times are on the scale of `now`. `frames_done`: those that an earlier run wrote; `from_s`: when the first
+    Times are on the scale of `perf_counter`. `frames_done`: those that an earlier run wrote; `from_s`: when the first
     one after them begins in the output. `part`: the frames that may be painted; `window_frames`: at once. `begun_s`:
     when painting began. `first`, `last`: when the first and newest windows were painted, and the index after them.
     """
@@ -54,43 +60,35 @@ class Pace:
     last: tuple[float, int] | None = None
     begun_s: float = 0.0
     written_s: float = 0.0
-    now: Callable[[], float] = perf_counter
 
     def painted(self, windows: int, end: int) -> None:
         """Adds windows that were painted now; `end`: the index after their last frame."""
-        self.last = self.now(), end
+        self.last = perf_counter(), end
         self.windows, self.first = self.windows + windows, self.first or self.last
 
     def written(self, frame: Frame) -> None:
         """Adds a frame that was written now."""
         if frame.index == self.frames_done:
             self.from_s = frame.time_s
-        self.written_s = self.now()
+        self.written_s = perf_counter()
 
-    def frames_per_s(self, count: int) -> float:
-        """The pace of painting since all networks were open, where `count` frames were written; 0 before it begins."""
-        time_s, end = self._reached(count)
-        since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
-        return max(end - max(self.part.start, self.frames_done), 0) / (time_s - since_s)
-
-    def seconds_left(self, count: int, expected: int) -> float | None:
-        """Until the last of `expected` frames, where `count` were written; None before a window is painted.
+    def speed(self, count: int, expected: int | None) -> tuple[float, float | None]:
+        """Where `count` frames were written: the frames per second since all networks were open, 0 before one is
+        painted; and the seconds until the last of `expected`, None before a window is painted.
 
         A window takes as long for one frame as for all, and a frame that is not painted a tenth.
         """
-        pace = self.frames_per_s(count)
-        if not pace:
-            return None
-        time_s, end = self._reached(count)
+        reached = min(count, self.part.stop)
+        # When the newest frame that may be painted was painted or written, and the index after it.
+        time_s, end = self.last if self.last is not None and self.last[1] >= reached else (self.written_s, reached)
+        since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
+        pace = max(end - max(self.part.start, self.frames_done), 0) / (time_s - since_s)
+        if not pace or expected is None:
+            return pace, None
         stop = min(self.part.stop, expected)
         windows = ceil(max(stop - end, 0) / self.window_frames)
         frames = windows * self.window_frames + (expected - max(stop, count)) / 10
-        return max(frames / pace - (self.now() - time_s if windows else 0.0), 0.0)
-
-    def _reached(self, count: int) -> tuple[float, int]:
-        """When the newest frame that may be painted was painted or written, and the index after it."""
-        count = min(count, self.part.stop)
-        return self.last if self.last is not None and self.last[1] >= count else (self.written_s, count)
+        return pace, max(frames / pace - (perf_counter() - time_s if windows else 0.0), 0.0)
 
     def under_way(self, count: int) -> tuple[float, int]:
         """When the first windows were painted, and the index after their frames; `count`: of all frames."""
@@ -115,9 +113,11 @@ class Painter:
     check: Callable[[], None] = lambda: None
 
     def encode(self, group: Group) -> Encoded:
-        self.pace.begun_s = self.pace.begun_s or self.pace.now()
+        self.pace.begun_s = self.pace.begun_s or perf_counter()
         with self.clock.measure("encode audio", frames=0):
-            audio = [self.audio_windows(each.items[0].speaker, [view.time_s for view in each.items]) for each in group]
+            audio = [
+                self.audio_windows(each.items[0].speaker, [target.time_s for target in each.items]) for each in group
+            ]
         with self.clock.measure("gather", frames=0):
             faces = list(map(faces_of, group))
         return group, self._of_each("encode", "encode faces", group, self.inpainter.encode, faces), audio
@@ -135,10 +135,10 @@ class Painter:
         for window, pictures in zip(group, painted, strict=True):
             whole = len(window.used) == len(window.items)
             for position in window.used:
-                view = window.items[position]
-                if view.index >= self.pace.frames_done:
+                target = window.items[position]
+                if target.index >= self.pace.frames_done:
                     # Copied from a window with unused results, which are part of the same array.
-                    faces[view.index, view.track_id] = pictures[position] if whole else pictures[position].copy()
+                    faces[target] = pictures[position] if whole else pictures[position].copy()
         self.pace.painted(len(group), 1 + max(window.items[window.used[-1]].index for window in group))
         return faces
 
@@ -152,7 +152,7 @@ class Painter:
 
 
 def painted(
-    gathered: Generator[FrameJob | Window[FaceView], None, None],
+    gathered: Generator[FrameJob | Window[Target], None, None],
     painter: Painter,
     stages: ClipStages,
     frames: int,
@@ -187,17 +187,100 @@ def in_order(items: Generator[FrameJob | Painted, None, None], frames_done: int)
                 queue.append(item)
             else:
                 painted.update(item)
-            while queue:
-                job, index = queue[0], queue[0].frame.index
-                keys = [(index, target.track_id) for target in job.targets]
-                if index >= frames_done and not painted.keys() >= set(keys):
-                    break
-                new = [painted.pop(key, None) for key in keys]
-                targets = (replace(each, painted=face) for each, face in zip(job.targets, new, strict=True))
-                queue.popleft()
-                yield replace(job, targets=tuple(targets))
+            while queue and (queue[0].frame.index < frames_done or painted.keys() >= set(queue[0].targets)):
+                job = queue.popleft()
+                yield replace(job, painted=tuple(painted.pop(each) for each in job.targets if each in painted))
 
 
-def faces_of(window: Window[FaceView]) -> UInt8Array:
-    """The aligned faces of a window, uint8 `(F, H, H, 3)`."""
-    return np.stack([view.image for view in window.items])
+_THREADS = 2
+"""Of a stage whose frames do not depend on each other. Alone, it would wait for Python's lock half of its time."""
+
+Item = tuple[FrameJob, tuple[T, ...]]
+"""A job, with what is known of each painted face."""
+Items = Generator[Item[T], None, None]
+
+
+class Shown(NamedTuple):
+    """How a face was found, cut out and painted, and how much of it shows."""
+
+    target: Target
+    face: AlignedFace
+    painted: UInt16Array
+    share: Fraction
+
+
+Analyzed = tuple[Shown, UInt16Array, InspectedFace]
+"""With the face as an enhancer has improved it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Composer:
+    """Pastes painted faces and measures them; begins anew at each part of the file, so that a resumed run is equal."""
+
+    paster: Paster
+    enhancer: Enhancer | None
+    quality: Quality
+    clock: StageClock
+
+    def stages(
+        self, jobs: Generator[FrameJob, None, None], prefetch: Callable[..., Generator[Any, None, None]] = prefetch
+    ) -> Items[Patch]:
+        """Jobs in order, with the new pixels of each face; three stages, each in threads of its own."""
+        threads = _THREADS if self.enhancer is None else 1
+        analyze = self._each("analyze paste", self._analyzed)
+        analyzed = prefetch(self._shown(jobs), analyze, name="analyze paste", threads=threads)
+        paste = self._each("compose", self._pasted)
+        composed = prefetch(self._finished(analyzed), paste, name="compose", threads=_THREADS)
+        return prefetch(composed, self._each("measure", self._measured), name="measure")
+
+    def _each(self, name: str, change: Callable[[Frame, T], R]) -> Callable[[Item[T]], Item[R]]:
+        """`change` of each face of a frame, as part of a stage."""
+
+        def changed(item: Item[T]) -> Item[R]:
+            job, faces = item
+            with self.clock.measure(name, int(bool(faces))):
+                return job, tuple(change(job.frame, face) for face in faces)
+
+        return changed
+
+    def _shown(self, jobs: Generator[FrameJob, None, None]) -> Items[Shown]:
+        with closing(faded(jobs, _people)) as shown:
+            for job, shares in shown:
+                faces = (
+                    Shown(target, target.face, painted, shares[target.person])
+                    for target, painted in zip(job.targets, job.painted, strict=False)
+                    if target.face is not None
+                )
+                yield job, tuple(faces)
+
+    def _analyzed(self, frame: Frame, shown: Shown) -> Analyzed:
+        painted = shown.painted if self.enhancer is None else enhanced(shown.painted, self.enhancer)
+        return shown, painted, self.paster.inspect_face(frame.picture, shown.face, painted, shown.target.tracked)
+
+    def _finished(self, analyzed: Items[Analyzed]) -> Items[tuple[Analyzed, Finish]]:
+        part = -1
+        with closing(analyzed):
+            for job, faces in analyzed:
+                time_s = job.frame.time_s
+                if part_of(time_s) != part:
+                    part = part_of(time_s)
+                    self.paster.restart()
+                finish = self.paster.finish
+                with self.clock.measure("compose", frames=0):
+                    finishes = [finish(shown.target.track_id, time_s, inspected) for shown, _, inspected in faces]
+                yield job, tuple(zip(faces, finishes, strict=True))
+
+    def _pasted(self, frame: Frame, known: tuple[Analyzed, Finish]) -> tuple[Shown, Pasted]:
+        (shown, painted, inspected), finish = known
+        return shown, (composite(frame.picture, shown.face, painted, finish), inspected.painted_mesh)
+
+    def _measured(self, frame: Frame, composed: tuple[Shown, Pasted]) -> Patch:
+        (target, face, painted, share), pasted = composed
+        self.quality.add(frame, target.speaker, target.tracked, face, painted, pasted)
+        patch, _ = pasted
+        return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
+
+
+def _people(job: FrameJob) -> PaintedPeople:
+    persons = {target.person for target in job.targets}
+    return job.frame.time_s, persons, None if job.seen is None else job.seen.shot

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from math import ceil
 
@@ -15,7 +16,7 @@ from latentsync_trt.media.pictures import kept_on_disk, most_in_flight, without_
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
-from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span
@@ -36,11 +37,10 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
         return OpenSpeech(speech, encode_mel, filters, inputs.options, quality.listen, run.speech_in)
 
 
-def clip_stages(run: RunContext, playback: Playback, streams: int) -> ClipStages:
+def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
-    rate = playback.fps or run.inputs.info.frames_per_s or MODEL_FPS
     window_frames = streams * run.bundle.manifest.frames
-    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * rate)
+    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * (frames_per_s or MODEL_FPS))
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
     return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S, on_disk=left_frames < least_frames)
@@ -67,27 +67,22 @@ def aligned_frames(
     frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
-    return _watched(run, quality, finder.cut_out(found, inputs.sound.speaks), on_disk=stages.on_disk)
+    is_told = choice != LARGEST
 
+    def watched(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
+        """The same jobs; says which of several faces is taken, and if the first one does not suit the model."""
+        nonlocal is_told
+        with closing(jobs):
+            for job in jobs:
+                if not is_told and job.seen is not None and len(job.seen.faces) > 1:
+                    is_told = True
+                    run.notices.add(
+                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest is "
+                        "lip-synced; --face takes another, latentsync-trt faces shows all"
+                    )
+                if quality.mismatch is not None and job.targets:
+                    quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
+                # What finding faces has converted of pictures on disk is dropped.
+                yield replace(job, frame=without_rgb(job.frame)) if stages.on_disk else job
 
-def _watched(
-    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None], *, on_disk: bool
-) -> Generator[FrameJob, None, None]:
-    """The same jobs; says which of several faces is taken, and if the first one does not suit the model.
-
-    `on_disk`: what finding faces has converted of their pictures is dropped.
-    """
-    most_faces = 1
-    is_largest = run.inputs.sound.choice(run.inputs.options.face) == LARGEST
-    with closing(jobs):
-        for job in jobs:
-            count = 0 if job.seen is None else len(job.seen.faces)
-            if is_largest and count >= 2 > most_faces:
-                run.notices.add(
-                    f"{count} faces after {float(job.frame.time_s):.2f} s: the largest is lip-synced; --face takes "
-                    "another, latentsync-trt faces shows all"
-                )
-            most_faces = max(most_faces, count)
-            if quality.mismatch is not None and job.targets:
-                quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
-            yield replace(job, frame=without_rgb(job.frame)) if on_disk else job
+    return watched(finder.cut_out(found, inputs.sound.speaks))

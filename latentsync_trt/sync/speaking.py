@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.audio.turns import MARGIN_S, SpeakerTurns
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.speaking import Speaks
@@ -17,8 +16,9 @@ from latentsync_trt.measure.syncnet import open_syncnet
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.speakers import with_speakers
+from latentsync_trt.sync.speech import MARGIN_S, SpeakerTurns
 from latentsync_trt.types import Float64Array, runs_of_true, within
 
 _FARTHEST_S = 0.6

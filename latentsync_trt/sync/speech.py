@@ -1,19 +1,20 @@
-"""The recordings that lips follow, whose lips follow which, and their encoded speech.
+"""The recordings that lips follow, whose lips follow which and when, and their encoded speech.
 
 Times are exact seconds. Times of a recording become times of the output by `SoundPiece.at_s`. Speech out of the video's
 own file stays where it is there; other recordings begin with the part that is synced. `--offset` moves both.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentsync_trt.audio.encoder import SpeechStream, plan_of
-from latentsync_trt.audio.turns import SpeakerTurns, read_turns
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, read_audio_blocks
@@ -21,7 +22,7 @@ from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.reader import Delays, are_one, delays_of
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.option_fields import FaceChoice, parse_face
-from latentsync_trt.paths import local_path
+from latentsync_trt.paths import local_path, read_text
 from latentsync_trt.types import Float32Array
 
 if TYPE_CHECKING:
@@ -29,6 +30,78 @@ if TYPE_CHECKING:
 
 _CANCELED_S = 0.1
 """Less needs no notice."""
+
+MARGIN_S = Fraction(1, 5)
+"""A face is painted from this long before its turn until this long after: lips open before the
+first sound is heard, and a frame attends to 0.1 s of sound around it."""
+
+_TURN = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerTurns:
+    """When one speaker is painted: starts and ends, ascending and apart."""
+
+    spans_s: tuple[tuple[Fraction, Fraction], ...]
+
+    def __contains__(self, time_s: Fraction) -> bool:
+        position = bisect(self.spans_s, time_s, key=itemgetter(0)) - 1
+        return position >= 0 and time_s < self.spans_s[position][1]
+
+    def later(self, by_s: Fraction) -> "SpeakerTurns":
+        """The same, `by_s` later."""
+        return SpeakerTurns(tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s))
+
+
+def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTurns]:
+    """The turns of every speaker, by name, in the order of their first turns, longer by `MARGIN_S` at both ends.
+
+    Lines look like `SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>`; those of other types are ignored.
+
+    Args:
+        at_s: when the recording begins in the output.
+
+    Raises:
+        InputError: it is no text, a line is damaged, no line is a turn, or several recordings are described.
+    """
+    lines = read_text(path).splitlines()
+    turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
+    for number, line in enumerate(lines, start=1):
+        fields = line.split()
+        if fields[:1] != ["SPEAKER"]:
+            continue
+        try:
+            recording, start_s, duration_s, name = fields[1], _seconds(fields[3]), _seconds(fields[4]), fields[7]
+        except (ValueError, IndexError):
+            where = f"{path}: line {number} is damaged"
+            raise InputError(f"{where}: {line.strip()!r} is not {_TURN!r}", usage=False) from None
+        recordings[recording] = None
+        turns.setdefault(name, []).append((at_s + start_s, at_s + start_s + duration_s))
+    if not turns:
+        raise InputError(f"{path}: has no line that begins with SPEAKER; give an RTTM file", usage=False)
+    if len(recordings) > 1:
+        names = ", ".join(recordings)
+        raise InputError(f"{path}: describes several recordings ({names}); keep the lines of one", usage=False)
+    return {name: _merged(turns[name]) for name in sorted(turns, key=lambda name: min(turns[name]))}
+
+
+def _seconds(text: str) -> Fraction:
+    """Raises `ValueError` for what is no number from 0 on; through float, as 1e999999999 would fill the memory."""
+    value = Fraction(repr(float(text)))
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
+    merged: list[tuple[Fraction, Fraction]] = []
+    for turn_start_s, turn_end_s in sorted(turns):
+        start_s, end_s = turn_start_s - MARGIN_S, turn_end_s + MARGIN_S
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end_s, merged[-1][1])
+        else:
+            merged.append((start_s, end_s))
+    return SpeakerTurns(tuple(merged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +159,6 @@ class Sound:
         """Whether a recording is the video's own sound."""
         return any(are_one(piece.path, video) for piece in self.recordings)
 
-    def check(self) -> None:
-        """Decodes the first samples of all files; raises `MediaError` where that cannot be done."""
-        for path in self.files:
-            with closing(read_audio_blocks(path)) as blocks:
-                next(blocks, None)
-
 
 def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions) -> Sound:
     """The speakers that arguments and options name; `piece` says when a recording is heard. Raises `InputError` where
@@ -130,7 +197,8 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
 
 
 def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOptions) -> Sound:
-    """What is heard with a video, by arguments and options; all files exist. Raises as `speakers_of`."""
+    """What is heard with a video, by arguments and options; decodes the first samples of all files. Raises as
+    `speakers_of`, and `MediaError` for a file without sound that can be read."""
     own, delays = None, Delays()
     named = [*filter(None, (audio, mix)), *(Path(speaker.voice) for speaker in options.speaker)]
     if options.start is not None or options.end is not None or any(are_one(video, path) for path in named):
@@ -147,8 +215,16 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
     sound = replace(speakers_of(audio, piece, options), own=own, picture_delay_s=delays.picture_s)
     sound = sound if mix is None else replace(sound, mix=piece(mix))
     for path in sound.files:
-        check_file(path)
+        with closing(read_audio_blocks(path)) as blocks:
+            next(blocks, None)
     return sound
+
+
+def speech_in(path: Path) -> "Speech":
+    """When somebody speaks in a recording; raises as `find_speech` and `read_audio_blocks`."""
+    from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
+
+    return find_speech(partial(read_audio_blocks, path))
 
 
 class OpenSpeech:
@@ -157,8 +233,8 @@ class OpenSpeech:
     `notices`: recordings without speech. `end_s`: when the last recording ends in the output.
 
     Args:
-        listen: gets each speaker's number and the blocks of the recording, and passes them on. find_speech: as
-            `speech_in`, which is the default.
+        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+        find_speech: as `speech_in`.
     """
 
     def __init__(
@@ -168,11 +244,11 @@ class OpenSpeech:
         filters: Float32Array,
         options: SyncOptions,
         listen: Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]] = lambda _, blocks: blocks,
-        find_speech: "Callable[[Path], Speech] | None" = None,
+        find_speech: "Callable[[Path], Speech]" = speech_in,
     ) -> None:
         def stream_of(recording: SoundPiece) -> SpeechStream:
-            find, mixers = cache(partial(find_speech or speech_in, recording.path)), list[Mixer]()
-            speech = find() if options.silence == "closed" else None
+            mixers = list[Mixer]()
+            speech = find_speech(recording.path) if options.silence == "closed" else None
             if speech is not None and speech.notice is not None:
                 self.notices.append(f"{recording.path}: {speech.notice}")
 
@@ -184,7 +260,7 @@ class OpenSpeech:
                     found = listen(speaker, found) if own == recording else found
                 return found
 
-            plan = plan_of(options.audio_segments, lambda: find().spans_s)
+            plan = plan_of(options.audio_segments, lambda: (speech or find_speech(recording.path)).spans_s)
             stream = SpeechStream(blocks, encode_mel, filters, plan)
             if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
                 what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
@@ -203,10 +279,3 @@ class OpenSpeech:
         """What frames at these times of the output attend to in the speech of `speaker`, float32 `(n, S, D)`."""
         recording = self._recordings[speaker]
         return self._streams[recording].windows([time_s - recording.at_s for time_s in times_s])
-
-
-def speech_in(path: Path) -> "Speech":
-    """When somebody speaks in a recording; raises as `find_speech` and `read_audio_blocks`."""
-    from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
-
-    return find_speech(partial(read_audio_blocks, path))

@@ -3,8 +3,9 @@
 import sys
 import threading
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import partial
@@ -14,7 +15,6 @@ from typing import Any, TypeVar
 
 import cv2
 
-from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.stages import POLL_S
 from latentsync_trt.types import Frame, StageTime
 
@@ -104,10 +104,6 @@ def _next_in(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=POLL_S)
 
 
-class Canceled(LatentSyncError):
-    """The clip is not wanted any more."""
-
-
 class ClipStages:
     """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
 
@@ -122,22 +118,23 @@ class ClipStages:
     def __init__(
         self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction, *, on_disk: bool = False
     ) -> None:
-        self.spare_frames, self.on_disk, self._canceled, self._ended = spare_frames, on_disk, False, False
+        self.spare_frames, self.on_disk = spare_frames, on_disk
+        self._ended, self._canceled = threading.Event(), threading.Event()
         self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
         depth = 0 if on_disk else QUEUE_DEPTH
-        self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._end)
-        self.prefetch = partial(prefetch, depth=depth, on_stop=self._cancel)
+        self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._ended.set)
+        self.prefetch = partial(prefetch, depth=depth, on_stop=self._canceled.set)
 
     def entering(self, frames: Iterator[Frame], clock: "StageClock") -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read, which `clock` measures."""
         while True:
             with self._changed:
-                while not (self._has_room() or self._ended):
+                while not (self._has_room() or self._is_over()):
                     self._changed.wait(POLL_S)
             with clock.measure("decode", frames=0):
-                frame = None if self._ended else next(frames, None)
+                frame = None if self._is_over() else next(frames, None)
             if frame is None:
                 return
             self._times_s.append(frame.time_s)
@@ -150,15 +147,12 @@ class ClipStages:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises `Canceled` if painting is canceled."""
-        if self._canceled:
-            raise Canceled("canceled")
+        """Raises `CancelledError` if painting is canceled."""
+        if self._canceled.is_set():
+            raise CancelledError
 
-    def _end(self) -> None:
-        self._ended = True
-
-    def _cancel(self) -> None:
-        self._ended = self._canceled = True
+    def _is_over(self) -> bool:
+        return self._ended.is_set() or self._canceled.is_set()
 
     def _has_room(self) -> bool:
         times_s = self._times_s
@@ -174,7 +168,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._busy_s, self._frames = dict[str, float](), dict[str, int]()
+        self._busy_s, self._frames = defaultdict[str, float](float), defaultdict[str, int](int)
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
@@ -184,8 +178,8 @@ class StageClock:
             yield
         finally:
             with self._lock:
-                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + perf_counter() - start_s
-                self._frames[stage] = self._frames.get(stage, 0) + frames
+                self._busy_s[stage] += perf_counter() - start_s
+                self._frames[stage] += frames
 
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""

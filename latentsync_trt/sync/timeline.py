@@ -1,18 +1,26 @@
-"""What of the output is synced, how the video is played for it, and what is heard. Times are exact seconds."""
+"""What of the output is synced, how the video is played for it, and what is heard. Times are exact seconds.
+
+A preview is the part of the output from the first speech on, as if the output began there.
+"""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.playback import Playback, notices_of_length, short
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.speech import OpenSpeech, Sound
+
+if TYPE_CHECKING:
+    from latentsync_trt.audio.vad import Speech
 
 _HEARD_S = Fraction(1, 10)
 """Of speech: shorter cuts need no notice."""
@@ -96,3 +104,41 @@ def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, lis
         notices += notices_of_cuts(span, sound, inputs.video, speech.end_s)
         notices += notices_of_length(inputs.info, end_s, options)
     return span, playback, notices
+
+
+def preview_of(inputs: Inputs, speech_in: Callable[[Path], "Speech"]) -> tuple[Inputs, str]:
+    """The inputs with all times moved so that the first speech is at 0, and what to tell about it.
+
+    It is moved by whole pictures, which stay the same. `speech_in`: when somebody speaks in a recording.
+    """
+    options, info, sound = inputs.options, inputs.info, inputs.sound
+    ends_s = [options.end] + ([info.duration_s] if options.output_length in ("video", "shortest") else [])
+    until_s = min((time_s for time_s in ends_s if time_s is not None), default=None)
+    least_s = options.start or Fraction(0)
+    speech_s = [time_s for time_s in _speech_from(sound, speech_in, least_s) if until_s is None or time_s < until_s]
+    first_s, rate = Fraction(0), Fraction(MODEL_FPS)
+    if options.fps == "source":
+        first_s, rate = sound.picture_delay_s, info.frames_per_s or rate
+    begin_s = first_s + (min(speech_s, default=least_s) - first_s) * rate // 1 / rate
+    begin_s = max(begin_s, Fraction(0))  # when the picture begins that is on screen then
+    start_s = None if options.start is None else max(options.start - begin_s, Fraction(0))
+    moved = replace(
+        inputs,
+        options=replace(options, start=start_s, end=None if options.end is None else options.end - begin_s),
+        sound=sound.later(-begin_s),
+        info=replace(info, duration_s=None if info.duration_s is None else info.duration_s - begin_s),
+    )
+    where = "from the first speech on, at" if speech_s else "without speech, from"
+    return moved, f"a preview of at most {options.preview_s:g} s {where} {short(begin_s)} s (--preview)"
+
+
+def _speech_from(sound: Sound, speech_in: Callable[[Path], "Speech"], least_s: Fraction) -> Iterator[Fraction]:
+    """When somebody who is painted then begins to speak, or goes on at `least_s`, in times of the output."""
+    spans_s = {piece: speech_in(piece.path).spans_s for piece in set(sound.recordings)}
+    for number, piece in enumerate(sound.recordings):
+        turns_s = [(least_s, None)] if sound.turns is None else sound.turns[number].spans_s
+        for start_s, end_s in spans_s[piece]:
+            for turn_start_s, turn_end_s in turns_s:
+                from_s = max(piece.at_s + Fraction(start_s), turn_start_s, least_s)
+                if from_s < piece.at_s + Fraction(end_s) and (turn_end_s is None or from_s < turn_end_s):
+                    yield from_s

@@ -1,15 +1,28 @@
-"""Gathers aligned faces into windows of F frames for the networks."""
+"""Gathers aligned faces into windows of F frames for the networks, and paints the mouths of a window: encode, denoise,
+decode."""
 
 from collections import deque
-from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import cycle, islice
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.types import UInt8Array
+import numpy as np
+
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, resolution_of
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.diffusion import SOLVERS, conditioning, denoise, initial_noise, plan_for
+from latentsync_trt.face.align import latent_mask, mouth_mask
+from latentsync_trt.runtime.stages import Stage
+from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
+
+if TYPE_CHECKING:
+    from latentsync_trt.runtime.model import Model
+    from latentsync_trt.runtime.networks import VaeCodec
 
 T = TypeVar("T")
 
@@ -23,20 +36,6 @@ def streams_at(frames_per_s: Fraction | None) -> int:
     return 1 if frames_per_s is None else max(1, round(frames_per_s / _STREAM_FPS))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FaceView:
-    """What painting needs of a face in one frame; not the frame, which would stay in memory as long as its window.
-
-    `index`, `time_s`: of the frame. `image`: the aligned face, uint8 `(H, H, 3)` RGB.
-    """
-
-    index: int
-    time_s: Fraction
-    track_id: int
-    speaker: int
-    image: UInt8Array
-
-
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
     """F frames for the network; the results at the positions `used` are new.
@@ -48,7 +47,7 @@ class Window(Generic[T]):
     used: range
 
 
-Group = list[Window[FaceView]]
+Group = list[Window[Target]]
 """Windows that a network processes before the next network does."""
 
 
@@ -102,34 +101,28 @@ class _Stream(Generic[T]):
 
 def gather(
     jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
-) -> Generator[FrameJob | Window[FaceView], None, None]:
+) -> Generator[FrameJob | Window[Target], None, None]:
     """Every job in order, each followed by the windows that it completes.
 
     Args:
         frames: F, the length of a window. streams: see `WindowPlanner`.
         frames_done: frames before this one have been written already; windows of such frames alone are left out.
     """
-    planner: WindowPlanner[FaceView] = WindowPlanner(frames, streams=streams)
+    planner: WindowPlanner[Target] = WindowPlanner(frames, streams=streams)
 
-    def completed(views: Mapping[Hashable, FaceView]) -> Iterator[Window[FaceView]]:
-        return (each for each in planner.push(views) if each.items[each.used[-1]].index >= frames_done)
+    def completed(targets: Iterable[Target]) -> Iterator[Window[Target]]:
+        windows = planner.push({each.track_id: each for each in targets})
+        return (each for each in windows if each.items[each.used[-1]].index >= frames_done)
 
     with closing(jobs):
         for job in jobs:
             yield job
-            index, time_s = job.frame.index, job.frame.time_s
-            yield from completed(
-                {
-                    each.track_id: FaceView(index, time_s, each.track_id, each.speaker, each.face.image)
-                    for each in job.targets
-                    if each.face is not None
-                }
-            )
-    yield from completed({})
+            yield from completed(job.targets)
+    yield from completed(())
 
 
 def in_groups(
-    gathered: Generator[FrameJob | Window[FaceView], None, None], most: int, frames: int
+    gathered: Generator[FrameJob | Window[Target], None, None], most: int, frames: int
 ) -> Generator[FrameJob | Group, None, None]:
     """The same jobs, and up to `most` windows together, whoever's faces they show.
 
@@ -150,3 +143,58 @@ def in_groups(
                 group, waited = [], 0
     if group:
         yield group
+
+
+def faces_of(window: Window[Target]) -> UInt8Array:
+    """The aligned faces of a window, uint8 `(F, H, H, 3)`."""
+    return np.stack([each.face.image for each in window.items if each.face is not None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inpainter:
+    """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
+
+    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run. `run(stage, action)`
+    returns the result of an action in the thread of that stage: all methods are to be called within it.
+    """
+
+    codec: "VaeCodec"
+    denoiser: Denoiser
+    options: SyncOptions
+    side_px: int
+    noise: Float32Array
+    run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
+
+    def encode(self, faces: UInt8Array) -> Float32Array:
+        """What the denoiser knows of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F, H, W, 3)` RGB."""
+        return conditioning(latent_mask(self.side_px), *self.codec.encode_faces(faces, mouth_mask(self.side_px)))
+
+    def denoise(
+        self, known: Float32Array, audio: Float32Array, on_step: Callable[[int, int], None] | None = None
+    ) -> Float32Array:
+        """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
+        `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
+        options = self.options
+        schedule = SOLVERS[options.sampling.solver](options.sampling.steps)
+        window = self.noise, known, audio
+        return denoise(self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step)
+
+    def decode(self, latents: Float32Array) -> list[UInt16Array]:
+        """The faces of a window, as `VaeCodec.decode_faces` returns them."""
+        return self.codec.decode_faces(np.ascontiguousarray(latents.transpose(1, 0, 2, 3)))
+
+
+def paint_window(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> list[UInt16Array]:
+    """The new faces of one window by itself, from arguments as those of `Inpainter.encode` and `Inpainter.denoise`."""
+    known = inpainter.run("encode", partial(inpainter.encode, faces))
+    latents = inpainter.run("denoise", partial(inpainter.denoise, known, audio))
+    painted: list[UInt16Array] = inpainter.run("decode", partial(inpainter.decode, latents))
+    return painted
+
+
+def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | None = None) -> Inpainter:
+    """The inpainter of an open model; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
+    side_px = resolution_of(model.bundle.manifest, options)
+    latent_px = side_px // PIXELS_PER_LATENT
+    noise = initial_noise(options.seed, latent_px, latent_px) if noise is None else noise
+    return Inpainter(model.vae, model.denoiser, options, side_px, noise, model.run)
