@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, step_graph
+from latentsync_trt.bundle.manifest import CACHED_STEP, REQUIRED_GRAPHS, VAE_ENCODER, step_graph
 from latentsync_trt.export import cuda_ops, exporter
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import Progress, export_bundle
@@ -85,8 +85,18 @@ def one_level(tmp_path_factory: pytest.TempPathFactory) -> Sources:
 
 
 @pytest.fixture(scope="package")
+def resizable(exports: ExportCache, one_level: Sources) -> Path:
+    """Two networks for 64 to 192 px, not verified: of each kind one that is traced soon."""
+
+    def make(out: Path) -> None:
+        export_only((VAE_ENCODER, CACHED_STEP), narrow.narrow_options(one_level, out, verify=False, **SIZES))
+
+    return exports.bundle("resizable", make)
+
+
+@pytest.fixture(scope="package")
 def several(exports: ExportCache, one_level: Sources) -> Path:
-    """Networks for 64 to 192 px, not verified and without the unguided steps."""
+    """A bundle for 64 to 192 px, not verified and without the unguided steps."""
 
     def make(out: Path) -> None:
         export_only(REQUIRED_GRAPHS, narrow.narrow_options(one_level, out, verify=False, **SIZES))

@@ -35,6 +35,11 @@ from tests.tensorrt_stand_in.stand_in import StandIn
 pytestmark = pytest.mark.integration
 
 GRAPHS = (VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
+EACH_GRAPH = [
+    *((name, "resizable") for name in (VAE_ENCODER, CACHED_STEP)),
+    *(pytest.param(name, "several", marks=pytest.mark.slow) for name in (VAE_DECODER, FULL_STEP)),
+]
+"""With the fixture of its bundle."""
 LEAST_PX, MIDDLE_PX, MOST_PX = 64, 128, 192
 SAME = 1e-5
 """Relative, in float32: graphs are optimized differently, and at a size of its own one may use another norm (see
@@ -53,14 +58,17 @@ def plans(networks: Networks, **fields: Any) -> dict[str, GraphPlan]:
     return {plan.name: plan for plan in plan_graphs(networks, options) if plan.name in GRAPHS}
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_height_and_width_vary_separately(several: Path, networks: Networks, name: str) -> None:
+@pytest.mark.parametrize(("name", "bundle"), EACH_GRAPH)
+def test_height_and_width_vary_separately(
+    name: str, bundle: str, networks: Networks, request: pytest.FixtureRequest
+) -> None:
     plan = plans(networks)[name]
     wide = {
         key: value[..., : value.shape[-1] // 3 * 2, :] if value.ndim > 3 and key != "audio" else value
         for key, value in plan.inputs.items()
     }
-    assert verify_graph(several / f"{name}.onnx", replace(plan, inputs=wide), plan.module, "fp32") <= SAME
+    graph = request.getfixturevalue(bundle) / f"{name}.onnx"
+    assert verify_graph(graph, replace(plan, inputs=wide), plan.module, "fp32") <= SAME
 
 
 @pytest.mark.slow
@@ -68,27 +76,25 @@ def test_two_levels_are_exported_and_verified(sources: Sources, tmp_path: Path) 
     export_only((FULL_STEP,), narrow.narrow_options(sources, tmp_path / "bundle", **SIZES | {"resolution": 128}))
 
 
-def test_the_manifest_names_sizes_and_their_ranges(several: Path) -> None:
-    manifest = read_manifest(several)
+def test_the_manifest_names_sizes_and_their_ranges(resizable: Path) -> None:
+    manifest = read_manifest(resizable)
     for side in ("height", "width"):
         assert astuple(manifest.ranges[side]) == (64, 192, 192)
         assert astuple(manifest.ranges[f"latent_{side}"]) == (8, 24, 24)
     assert (manifest.resolution_px, list(manifest.resolutions_px)) == (192, [64, 128, 192])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [VAE_ENCODER, CACHED_STEP, *(pytest.param(name, marks=pytest.mark.slow) for name in (VAE_DECODER, FULL_STEP))],
-)
-def test_one_engine_compiles_for_all_resolutions(several: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "bundle"), EACH_GRAPH)
+def test_one_engine_compiles_for_all_resolutions(name: str, bundle: str, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
     from scripts.check_graphs import compile_graph, plan_trials
 
-    (trial,) = plan_trials(read_manifest(several), (name,), True)
+    folder = request.getfixturevalue(bundle)
+    (trial,) = plan_trials(read_manifest(folder), (name,), True)
     shapes = next(iter(trial.profile.values()))
     least, optimum, most = (shape[-1] for shape in shapes)
     assert least * 3 == optimum == most
-    assert compile_graph(several / f"{name}.onnx", trial.profile).reason == ""
+    assert compile_graph(folder / f"{name}.onnx", trial.profile).reason == ""
 
 
 def test_the_smallest_and_a_middle_resolution_are_verified(networks: Networks) -> None:
@@ -136,6 +142,7 @@ def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
     return synced
 
 
+@pytest.mark.slow
 def test_a_clip_looks_as_from_a_bundle_of_that_resolution(
     lip_sync: LipSync, several: Path, run: Synced, tmp_path: Path
 ) -> None:
@@ -155,6 +162,7 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(
     assert np.array_equal(run(lip_sync, MOST_PX), largest)
 
 
+@pytest.mark.slow
 def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
     with (
         LipSync.from_bundle(several, "cpu", RuntimeOptions(dynamic=False)) as fixed,
