@@ -137,6 +137,7 @@ def facts() -> dict[str, str]:
         "bundle_gb": (model._BUNDLE_BYTES["fp16"] / 1e9, 1),
         "export_gb": (model._MEMORY_BYTES["fp16"] / 1e9, 1),
         "export_cpu_gb": (model._MEMORY_BYTES["fp32"] / 1e9, 1),
+        "run_cpu_gb": (rows.number("install-cpu", "full_size", "peak_host_bytes") / 1e9, 1),
         "least_512_gb": (_least_free_gb(rows), 1),
         "least_256_gb": (rows.number("sync-cuda-h200-256-fp16-low-memory-5gb-free", "free_device_gb"), 1),
         "download_gb": (rows.number("install-cpu", "downloaded_gb"), 1),
