@@ -28,7 +28,7 @@ QUICK = SyncOptions(steps=1, guidance=1.0, fps="25")
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_clip(tmp_path_factory.mktemp("clip"), 5)
+    return write_clip(tmp_path_factory.mktemp("clip"), 2)
 
 
 def test_an_error_does_not_wait_for_the_bundle_that_opens_meanwhile() -> None:
@@ -113,9 +113,9 @@ def test_lengths(length: Length | None, extend: Extend, video_s: float | None, a
 
 @pytest.mark.integration
 def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path) -> None:
-    """Of a clip of 10 frames at 50 frames/s with longer speech, after a run that failed."""
+    """Of a clip of 4 frames at 50 frames/s with longer speech, after a run that failed."""
     lines: list[str] = []
-    clip, sound = write_face(tmp_path / "clip.mp4", 10, fps=50), write_sound(tmp_path / "speech.wav", 0.8)
+    clip, sound = write_face(tmp_path / "clip.mp4", 4, fps=50), write_sound(tmp_path / "speech.wav", 0.6)
     still = write_face(tmp_path / "still.mp4", 1)
 
     def stop(_: Progress) -> None:
