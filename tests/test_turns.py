@@ -51,7 +51,6 @@ def test_calls_beside_a_running_clip(own: LipSync, clip: tuple[Path, Path], tmp_
         released.set()
         for each in calls:
             each.result(TIMEOUT_S)
-    assert (tmp_path / "out.mp4").is_file()
 
 
 @pytest.mark.integration
