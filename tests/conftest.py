@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import chdir
 from fractions import Fraction
@@ -46,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True, database=None)
     settings.register_profile("thorough", max_examples=5000, deadline=None, database=None)
     settings.load_profile("thorough" if config.getoption(THOROUGH) else "quick")
+    # Each child would compile the whole package.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # pytest-xdist's workers would compete for the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell starts background jobs with Ctrl-C ignored.

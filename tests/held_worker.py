@@ -12,7 +12,7 @@ from latentsync_trt.batch.tasks import Canceled, Task, WorkerSettings
 from latentsync_trt.child import Emit
 from latentsync_trt.types import Progress
 
-LARGE_BYTES = 800_000_000
+LARGE_BYTES = 400_000_000
 
 
 class Held:

@@ -1,5 +1,6 @@
 """A service over real HTTP on this machine, with workers that only pretend."""
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.app import create_app
+from latentsync_trt.serve.checks import Pool
 from latentsync_trt.serve.server import SETTINGS, listen
 from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress
@@ -62,12 +64,28 @@ class PretendedWorker:
         self._closed = True
 
 
+class KeptPool(Pool):
+    """Stays open for the next service, as each child takes half a second to start."""
+
+    def close(self) -> None:
+        """Its children end with the tests."""
+
+
+CHECKS = KeptPool("check of the files", 1, 1.5e9, 120.0)
+atexit.register(Pool.close, CHECKS)
+
+
 @contextmanager
 def serving(
-    folder: Path, worker: PretendedWorker, key: str | None = None, stall_s: float = 60.0, **limits: Any
+    folder: Path,
+    worker: PretendedWorker,
+    key: str | None = None,
+    stall_s: float = 60.0,
+    checks: Pool | None = CHECKS,
+    **limits: Any,
 ) -> Iterator[tuple[httpx.Client, Service]]:
-    """A client, without a key, and the service."""
-    service = Service(folder, [worker], Limits(**limits))
+    """A client, without a key, and the service; with None, it has `checks` of its own."""
+    service = Service(folder, [worker], Limits(**limits), checks)
     try:
         with (
             answering(create_app(service, key, own_hosts=True, stall_s=stall_s)) as address,

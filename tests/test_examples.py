@@ -5,7 +5,6 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,7 +29,7 @@ from tests.sounds import write_samples
 EXAMPLES = REPOSITORY / "examples"
 NOTEBOOK = nbformat.read(EXAMPLES / "latentsync_trt.ipynb", as_version=4)
 CODE = {cell.id: cell for cell in NOTEBOOK.cells if cell.cell_type == "code"}
-FRAMES = 16
+FRAMES = 4
 
 Run = Callable[..., None]
 
@@ -45,7 +44,7 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for place, name, value in (
         (demo_clip, "SPEECH", speech),
         (find, "demo_folder", small_bundle),
-        (sessions, "MOST_LOAD", inf),
+        (sessions, "measured", lambda *_: sessions.Cost(0.0, 0.0)),
     ):
         monkeypatch.setattr(place, name, value)
 

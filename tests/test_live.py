@@ -75,7 +75,7 @@ def test_idle_frames_are_the_sources_and_take_no_network(
 def test_speech_changes_the_mouth_alone(lip_sync: LipSync, opened: LiveSession) -> None:
     loop = opened.loop
     with stream(lip_sync, loop) as session:
-        say(session, 0.4)
+        say(session, 0.2)
         _, *frames = until_idle(session)
         assert next(session).planes is loop.planes[loop.index(1 + len(frames))]
     different = [frame.planes.y != loop.planes[loop.index(1 + place)].y for place, frame in enumerate(frames)]
@@ -88,24 +88,24 @@ def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
         for seed, session in enumerate((one, other)):
             say(session, 0.12, seed)
         together = [(next(one), next(other)) for _ in range(8)]
-    for seed in range(2):
-        with stream(lip_sync, opened.loop) as alone:
-            say(alone, 0.12, seed)
-            for frame, mixed in zip(take(alone, 8), together, strict=True):
-                assert np.array_equal(frame.planes.y, mixed[seed].planes.y)
-                assert np.array_equal(frame.sound, mixed[seed].sound)
+    with stream(lip_sync, opened.loop) as alone:
+        say(alone, 0.12)
+        for frame, (same, _) in zip(take(alone, 8), together, strict=True):
+            assert np.array_equal(frame.planes.y, same.planes.y)
+            assert np.array_equal(frame.sound, same.sound)
+    assert any((one.planes.y != other.planes.y).any() and (one.sound != other.sound).any() for one, other in together)
 
 
 def test_a_clip_is_synced_while_a_session_is_open(lip_sync: LipSync, opened: LiveSession, tmp_path: Path) -> None:
-    say(opened, 0.4)
+    say(opened, 0.2)
     take(opened, 3)
-    lip_sync.sync(*write_clip(tmp_path, 6), tmp_path / "out.mp4", OPTIONS.sync_options())
+    lip_sync.sync(*write_clip(tmp_path, 2), tmp_path / "out.mp4", OPTIONS.sync_options())
     assert any(frame.speaking for frame in until_idle(opened))
 
 
 def test_many_sessions_leave_nothing(lip_sync: LipSync, opened: LiveSession) -> None:
     threads, kept = threading.active_count(), list[weakref.ref[LiveSession]]()
-    for _ in range(20):
+    for _ in range(5):
         with stream(lip_sync, opened.loop) as session:
             session.say(voice(0.1), 16_000)
             next(session)

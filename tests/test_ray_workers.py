@@ -34,8 +34,8 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FRAMES = 32
-FAST = SyncOptions(preset="fast")
+FRAMES = 20
+FAST = SyncOptions(preset="fast", steps=2)
 ON_CPU = WorkerSettings(f"s3://{BUCKET}/bundles/demo", "cpu", threads=1)
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 

@@ -15,8 +15,8 @@ import pytest
 
 from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.worker import fetch_bundle
-from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import BundleError, MediaError, OutputError
+from tests.bundles import make_bundle
 from tests.s3 import BUCKET, s3_server
 from tests.serving import until
 
@@ -164,22 +164,22 @@ def test_a_store_without_whole_writes_gets_a_rename(made: Path) -> None:
 
 
 @pytest.fixture
-def uploaded(s3: Any) -> str:
+def uploaded(s3: Any, tmp_path: Path) -> str:
     """A bundle on the S3 server: threads that read one file of fsspec's memory share its position."""
-    s3.put(str(demo_folder()), f"{BUCKET}/bundles/", recursive=True)
-    return f"s3://{BUCKET}/bundles/{demo_folder().name}"
+    s3.put(str(make_bundle(tmp_path / "small").folder), f"{BUCKET}/bundles/", recursive=True)
+    return f"s3://{BUCKET}/bundles/small"
 
 
 def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
-        folder, *others = pool.map(fetch_bundle, [uploaded] * 3, [tmp_path] * 3)
+        folder, *others = pool.map(fetch_bundle, [uploaded] * 3, [tmp_path / "cache"] * 3)
     assert others == [folder] * 2
-    assert {path.name for path in folder.iterdir()} == {path.name for path in demo_folder().iterdir()}
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "small").iterdir()}
     weights = next(folder.glob("*.weights"))
     weights.write_bytes(b"damaged")
-    assert fetch_bundle(uploaded, tmp_path) == folder
+    assert fetch_bundle(uploaded, tmp_path / "cache") == folder
     assert weights.stat().st_size > 100
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
+    assert [path for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [folder]
 
 
 def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> 
     content = s3.cat(weights)
     s3.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(its SHA-256 differs\).*; upload the bundle again$"):
-        fetch_bundle(uploaded, tmp_path)
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+        fetch_bundle(uploaded, tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: cannot be read"):
         fetch_bundle(f"s3://{BUCKET}/none", tmp_path)

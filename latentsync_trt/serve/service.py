@@ -74,8 +74,12 @@ class JobStatus:
 class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
-    def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
+    def __init__(
+        self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits, checks: Pool | None = None
+    ) -> None:
         """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
+
+        `checks`: looks at files instead of a pool of its own; closed with the service.
 
         Raises `InputError` if another service uses the folder, and OSError if it cannot be written.
         """
@@ -84,7 +88,7 @@ class Service:
         self._reserve = folder.absolute() / "reserve"
         self._reserve.unlink(missing_ok=True)  # what follows may need its space
         self._store = JobStore(folder / "ledger.sqlite")
-        self.limits, self._checks = limits, Pool("check of the files", *_CHECKS)
+        self.limits, self._checks = limits, checks or Pool("check of the files", *_CHECKS)
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
