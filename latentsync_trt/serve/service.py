@@ -77,11 +77,9 @@ class Service:
     def __init__(
         self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits, checks: Pool | None = None
     ) -> None:
-        """Starts the workers, and continues jobs of an earlier service that had not ended. On a full disk, too.
-
-        `checks`: looks at files instead of a pool of its own; closed with the service.
-
-        Raises `InputError` if another service uses the folder, and OSError if it cannot be written.
+        """Starts the workers, and continues jobs of an earlier service that had not ended, on a full disk, too.
+        `checks`: looks at files instead of a pool of its own; closed with the service. Raises `InputError` if another
+        service uses the folder, and OSError if it cannot be written.
         """
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
