@@ -39,7 +39,7 @@ LONG_FPS = 10
 MOST_GROWTH_MB = 40
 """Of memory over twenty minutes, of which allocators keep most, and over joining the parts."""
 
-OPTIONS = SyncOptions(steps=1, codec="ffv1")
+OPTIONS = SyncOptions(steps=1, guidance=1.0, codec="ffv1")
 
 WITH_PARTS = """
 import sys, time
@@ -63,7 +63,7 @@ def content(path: Path) -> list[tuple[int | None, int]]:
 def command(folder: Path, *words: object, part_s: object = "2/5", waits: bool = False) -> list[str]:
     """`sync` of `write_clip` in `folder`."""
     files = ("--video", folder / "face.mp4", "--audio", folder / "speech.wav", "-o", folder / "out.mkv")
-    model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--codec", "ffv1")
+    model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--guidance", 1, "--codec", "ffv1")
     return [sys.executable, "-c", WITH_PARTS, *map(str, (part_s, waits, "sync", *files, *model, *words))]
 
 
@@ -85,7 +85,7 @@ def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count
 @pytest.mark.integration
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     """Also where the output replaces an older one, which stays until the end; only then is the run one of the past."""
-    write_clip(tmp_path, 40)
+    write_clip(tmp_path, 20, halved=True)
     output = tmp_path / "out.mkv"
     output.write_bytes(b"older")
     with running(command(tmp_path, "--overwrite", waits=True)) as process:
@@ -102,7 +102,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     assert resumed.returncode == 0, resumed.stderr
     assert f"{output}: goes on after 0:00:0" in resumed.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mkv", "speech.wav"]
-    assert len(content(output)) == 40
+    assert len(content(output)) == 20
 
 
 def failing_at(done: int, stages: list[str]) -> Callable[[Progress], None]:
@@ -118,15 +118,15 @@ def failing_at(done: int, stages: list[str]) -> Callable[[Progress], None]:
 @pytest.mark.usefixtures("short_parts")
 def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, lip_sync: LipSync) -> None:
     """Also where a window and a fade cross the end of a part, with face tracks, pasting and encoding of two lives."""
-    clip, options = write_clip(tmp_path, 40), replace(OPTIONS, start=Fraction(18, 25))
+    clip, options = write_clip(tmp_path, 26, halved=True), replace(OPTIONS, start=Fraction(8, 25))
     seen: list[int] = []
     lip_sync.sync(*clip, tmp_path / "whole.mkv", options)
     with pytest.raises(ZeroDivisionError):
-        lip_sync.sync(*clip, tmp_path / "out.mkv", options, on_progress=failing_at(27, []))
+        lip_sync.sync(*clip, tmp_path / "out.mkv", options, on_progress=failing_at(17, []))
     going_on = replace(options, resume=True)
     report = lip_sync.sync(*clip, tmp_path / "out.mkv", going_on, on_progress=lambda at: seen.append(at.done))
-    assert report.frames == 40
-    assert [done for done in seen if done][:2] == [20, 21]
+    assert report.frames == 26
+    assert [done for done in seen if done][:2] == [10, 11]
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
 
@@ -153,14 +153,14 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.usefixtures("short_parts")
 def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, lip_sync: LipSync) -> None:
-    clip, output, stages = write_clip(tmp_path, 20), tmp_path / "out.mkv", list[str]()
+    clip, output, stages = write_clip(tmp_path, 12, halved=True), tmp_path / "out.mkv", list[str]()
     with pytest.raises(ZeroDivisionError):
-        lip_sync.sync(*clip, output, OPTIONS, on_progress=failing_at(15, stages))
+        lip_sync.sync(*clip, output, OPTIONS, on_progress=failing_at(11, stages))
     os.utime(clip[0], (1e9, 1e9))
     stages.clear()
     going_on = replace(OPTIONS, resume=True, seed=5)
     with pytest.raises(InputError, match=r"cannot go on with the interrupted run, since") as refused:
-        lip_sync.sync(*clip, output, going_on, on_progress=failing_at(15, stages))
+        lip_sync.sync(*clip, output, going_on, on_progress=failing_at(11, stages))
     assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
     assert "opening networks" not in stages
     assert work_folder_of(output).exists()
