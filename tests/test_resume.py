@@ -20,8 +20,10 @@ import cv2
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
+from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.files import work_folder_of
 from latentsync_trt.media.demo_clip import camera_frames
@@ -60,11 +62,15 @@ def content(path: Path) -> list[tuple[int | None, int]]:
         return [(frame.pts, hash(frame.to_ndarray().tobytes())) for frame in container.decode(video=0)]
 
 
-def command(folder: Path, *words: object, part_s: object = "2/5", waits: bool = False) -> list[str]:
+def words(folder: Path, *more: object) -> list[str]:
     """`sync` of `write_clip` in `folder`."""
     files = ("--video", folder / "face.mp4", "--audio", folder / "speech.wav", "-o", folder / "out.mkv")
     model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--guidance", 1, "--codec", "ffv1")
-    return [sys.executable, "-c", WITH_PARTS, *map(str, (part_s, waits, "sync", *files, *model, *words))]
+    return [*map(str, ("sync", *files, *model, *more))]
+
+
+def command(folder: Path, *more: object, part_s: object = "2/5", waits: bool = False) -> list[str]:
+    return [sys.executable, "-c", WITH_PARTS, str(part_s), str(waits), *words(folder, *more)]
 
 
 @contextmanager
@@ -83,6 +89,7 @@ def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("short_parts")
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     """Also where the output replaces an older one, which stays until the end; only then is the run one of the past."""
     write_clip(tmp_path, 20, halved=True)
@@ -98,8 +105,8 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
         assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
     assert output.read_bytes() == b"older"
     assert work_folder_of(output).exists()
-    resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = CliRunner().invoke(main, words(tmp_path, "--resume"))
+    assert resumed.exit_code == 0, resumed.stderr
     assert f"{output}: goes on after 0:00:0" in resumed.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mkv", "speech.wav"]
     assert len(content(output)) == 20
