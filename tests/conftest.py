@@ -121,7 +121,7 @@ def assets(shared: Path) -> Path:
 @pytest.fixture(scope="session")
 def three_windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A face of three windows, and speech as long."""
-    return write_clip(tmp_path_factory.mktemp("three_windows"), 36)
+    return write_clip(tmp_path_factory.mktemp("three_windows"), 36, halved=True)
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,12 @@ import av
 import cv2
 import numpy as np
 
+from latentsync_trt.audio.vad import find_speech
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.sync.speech import speech_in
 from latentsync_trt.types import Float32Array, UInt8Array, within
 from tests.clips import read_audio
 from tests.sounds import sound_packets
@@ -100,7 +100,7 @@ class Cast:
 
     def _spoken(self, who: int) -> np.ndarray:
         times_s = np.arange(len(self.sound(who)) // _PER_FRAME) / MODEL_FPS
-        return within(times_s, speech_in(self._clip(who)).spans_s)
+        return within(times_s, find_speech(lambda: [self.sound(who)]).spans_s)
 
 
 def compose(cast: Cast, dialogue: Dialogue, path: Path) -> Written:

@@ -1,6 +1,7 @@
 """Two people who look into the camera at the same place: the built-in portrait, and one made from it."""
 
 from fractions import Fraction
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import SIDE_PX, camera_frames
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.types import Float32Array, UInt8Array
 
 _FACE = (SIDE_PX / 2, SIDE_PX * 0.45)
 _WIDER, _CHIN = 1.2, 0.35
@@ -27,20 +28,27 @@ def second_person(count: int) -> list[UInt8Array]:
 
 
 def _another(frame: UInt8Array) -> UInt8Array:
+    map_x, map_y, gain, added = _change()
+    return np.clip(cv2.remap(frame, map_x, map_y, cv2.INTER_LINEAR) * gain + added, 0, 255).astype(np.uint8)
+
+
+@cache
+def _change() -> tuple[Float32Array, ...]:
+    """Where the second person's pixels are in the first one's picture, their gain, and what is added."""
     y, x = np.mgrid[0:SIDE_PX, 0:SIDE_PX].astype(np.float32)
     across, down = x - _FACE[0], y - _FACE[1]
     lower = np.clip(down / SIDE_PX, 0, 1)
     # Mirrored; wider towards the jaw, and stretched below the nose.
     map_x = _FACE[0] - across / (_WIDER + lower)
     map_y = _FACE[1] + down * (1 - _CHIN * lower)
-    face = cv2.remap(frame, map_x.astype(np.float32), map_y.astype(np.float32), cv2.INTER_LINEAR)
-    beard = np.clip((down - 22) / 15, 0, 1) * (np.hypot(across / 36, (down - 42) / 18) > 1)
+    beard = (np.clip((down - 22) / 15, 0, 1) * (np.hypot(across / 36, (down - 42) / 18) > 1))[..., None]
     bald = np.clip((-down - 58) / 10, 0, 1)[..., None]
-    bearded = face * (1 - 0.75 * beard)[..., None]
-    lit = ((1 - bald) * bearded + bald * (215, 180, 160)) * (0.2 + 1.5 * x / SIDE_PX)[..., None]
+    light = (0.2 + 1.5 * x / SIDE_PX)[..., None]
     wall = 60 + 90 * (np.sin(x / 45) * np.sin(y / 30) > 0)[..., None] * np.array([1.0, 0.8, 0.5])
     near = np.clip(6 * (1.15 - np.hypot(across / 110, (down + 10) / 165)), 0, 1)[..., None]
-    return np.clip(near * lit + (1 - near) * wall, 0, 255).astype(np.uint8)
+    gain = near * light * (1 - bald) * (1 - 0.75 * beard)
+    added = near * light * bald * (215, 180, 160) + (1 - near) * wall
+    return tuple(array.astype(np.float32) for array in (map_x, map_y, gain, added))
 
 
 ROOM_PX = (1100, 480)

@@ -1,7 +1,6 @@
 """The file that a run writes: frame rate, time base, and first and last stamps of picture and sound."""
 
 from fractions import Fraction
-from itertools import islice
 from pathlib import Path
 
 import av
@@ -14,8 +13,8 @@ from latentsync_trt.media.demo_clip import camera_frames, portrait
 from tests.clips import copied, write_sound, write_video
 
 QUICK = SyncOptions(steps=1, guidance=1.0)
-FRAMES = 16
-VARIABLE_MS = [0, 33, 67, 100, 133, 200, 234, 267, 300, 400, 433, *range(480, 680, 40)]
+VARIABLE_MS = [0, 33, 120, 160, 200, 240]
+"""Few, as each is painted in a window of its own: the copied stream states 1000 frames/s."""
 
 
 def stamps_s(path: Path) -> list[Fraction]:
@@ -34,16 +33,16 @@ def test_a_picture_speaks(tmp_path: Path, lip_sync: LipSync) -> None:
     Image.fromarray(portrait()).save(source)
     report = lip_sync.sync(source, speech, output, QUICK)
     assert stamps_s(output) == [Fraction(k, 25) for k in range(17)]
-    assert report.frames_with_face == FRAMES
+    assert report.frames_with_face == 16
 
 
 @pytest.mark.integration
 def test_a_films_own_sound_is_the_speech_and_its_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
-    silent = write_video(tmp_path / "silent.mkv", islice(camera_frames(Fraction(4)), FRAMES), times=VARIABLE_MS)
-    clip = copied(tmp_path / "in.mkv", silent, write_sound(tmp_path / "speech.wav", 0.68))
+    silent = write_video(tmp_path / "silent.mkv", camera_frames(Fraction(len(VARIABLE_MS), 25)), times=VARIABLE_MS)
+    clip = copied(tmp_path / "in.mkv", silent, write_sound(tmp_path / "speech.wav", 0.28))
     report = lip_sync.sync(clip, clip, tmp_path / "out.mp4", QUICK)
     found = stamps_s(tmp_path / "out.mp4")
-    assert report.frames == FRAMES
+    assert report.frames == len(VARIABLE_MS)
     assert [stamp_s * 1000 for stamp_s in found[:-1]] == VARIABLE_MS
-    assert found[-1] == Fraction(68, 100)
+    assert found[-1] == Fraction(28, 100)
     assert abs(audio_duration_s(tmp_path / "out.mp4") - found[-1]) < Fraction(1, 30)

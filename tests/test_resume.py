@@ -20,8 +20,10 @@ import cv2
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
+from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.files import work_folder_of
 from latentsync_trt.media.demo_clip import camera_frames
@@ -39,7 +41,7 @@ LONG_FPS = 10
 MOST_GROWTH_MB = 40
 """Of memory over twenty minutes, of which allocators keep most, and over joining the parts."""
 
-OPTIONS = SyncOptions(steps=1, codec="ffv1")
+OPTIONS = SyncOptions(steps=1, guidance=1.0, codec="ffv1")
 
 WITH_PARTS = """
 import sys, time
@@ -60,11 +62,15 @@ def content(path: Path) -> list[tuple[int | None, int]]:
         return [(frame.pts, hash(frame.to_ndarray().tobytes())) for frame in container.decode(video=0)]
 
 
-def command(folder: Path, *words: object, part_s: object = "2/5", waits: bool = False) -> list[str]:
+def words(folder: Path, *more: object) -> list[str]:
     """`sync` of `write_clip` in `folder`."""
     files = ("--video", folder / "face.mp4", "--audio", folder / "speech.wav", "-o", folder / "out.mkv")
-    model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--codec", "ffv1")
-    return [sys.executable, "-c", WITH_PARTS, *map(str, (part_s, waits, "sync", *files, *model, *words))]
+    model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--guidance", 1, "--codec", "ffv1")
+    return [*map(str, ("sync", *files, *model, *more))]
+
+
+def command(folder: Path, *more: object, part_s: object = "2/5", waits: bool = False) -> list[str]:
+    return [sys.executable, "-c", WITH_PARTS, str(part_s), str(waits), *words(folder, *more)]
 
 
 @contextmanager
@@ -83,9 +89,10 @@ def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("short_parts")
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     """Also where the output replaces an older one, which stays until the end; only then is the run one of the past."""
-    write_clip(tmp_path, 40)
+    write_clip(tmp_path, 20, halved=True)
     output = tmp_path / "out.mkv"
     output.write_bytes(b"older")
     with running(command(tmp_path, "--overwrite", waits=True)) as process:
@@ -98,11 +105,11 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
         assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
     assert output.read_bytes() == b"older"
     assert work_folder_of(output).exists()
-    resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = CliRunner().invoke(main, words(tmp_path, "--resume"))
+    assert resumed.exit_code == 0, resumed.stderr
     assert f"{output}: goes on after 0:00:0" in resumed.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mkv", "speech.wav"]
-    assert len(content(output)) == 40
+    assert len(content(output)) == 20
 
 
 def failing_at(done: int, stages: list[str]) -> Callable[[Progress], None]:
@@ -118,15 +125,15 @@ def failing_at(done: int, stages: list[str]) -> Callable[[Progress], None]:
 @pytest.mark.usefixtures("short_parts")
 def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, lip_sync: LipSync) -> None:
     """Also where a window and a fade cross the end of a part, with face tracks, pasting and encoding of two lives."""
-    clip, options = write_clip(tmp_path, 40), replace(OPTIONS, start=Fraction(18, 25))
+    clip, options = write_clip(tmp_path, 26, halved=True), replace(OPTIONS, start=Fraction(8, 25))
     seen: list[int] = []
     lip_sync.sync(*clip, tmp_path / "whole.mkv", options)
     with pytest.raises(ZeroDivisionError):
-        lip_sync.sync(*clip, tmp_path / "out.mkv", options, on_progress=failing_at(27, []))
+        lip_sync.sync(*clip, tmp_path / "out.mkv", options, on_progress=failing_at(17, []))
     going_on = replace(options, resume=True)
     report = lip_sync.sync(*clip, tmp_path / "out.mkv", going_on, on_progress=lambda at: seen.append(at.done))
-    assert report.frames == 40
-    assert [done for done in seen if done][:2] == [20, 21]
+    assert report.frames == 26
+    assert [done for done in seen if done][:2] == [10, 11]
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
 
@@ -153,14 +160,14 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.usefixtures("short_parts")
 def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, lip_sync: LipSync) -> None:
-    clip, output, stages = write_clip(tmp_path, 20), tmp_path / "out.mkv", list[str]()
+    clip, output, stages = write_clip(tmp_path, 12, halved=True), tmp_path / "out.mkv", list[str]()
     with pytest.raises(ZeroDivisionError):
-        lip_sync.sync(*clip, output, OPTIONS, on_progress=failing_at(15, stages))
+        lip_sync.sync(*clip, output, OPTIONS, on_progress=failing_at(11, stages))
     os.utime(clip[0], (1e9, 1e9))
     stages.clear()
     going_on = replace(OPTIONS, resume=True, seed=5)
     with pytest.raises(InputError, match=r"cannot go on with the interrupted run, since") as refused:
-        lip_sync.sync(*clip, output, going_on, on_progress=failing_at(15, stages))
+        lip_sync.sync(*clip, output, going_on, on_progress=failing_at(11, stages))
     assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
     assert "opening networks" not in stages
     assert work_folder_of(output).exists()

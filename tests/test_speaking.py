@@ -24,7 +24,7 @@ from latentsync_trt.sync.speakers import with_speakers
 from latentsync_trt.sync.speaking import dubbed
 from latentsync_trt.types import Float64Array
 from scripts.measure_speaking import score
-from tests.clips import decoded, read_audio, write_face, write_sound, write_video
+from tests.clips import decoded, half, read_audio, write_clip, write_face, write_sound, write_video
 from tests.dialogues import HELD_OUT, Cast, Dialogue, Part, compose
 from tests.people import together
 from tests.sounds import write_samples
@@ -135,8 +135,8 @@ def test_of_two_mouths_that_move_alike_syncnet_decides(detector: MediaPipeDetect
     speech = read_audio(SPEECH)[:46400]
     loud = cepstra_of([speech])[::4, 0]
     light = np.interp(loud, (loud.min(), loud.max()), (0.5, 1.1))[:70, None, None, None]
-    frames = np.array(together([260.0] * len(light), [780.0] * len(light)))
-    frames[:, :, :520] = np.clip(frames[:, :, :520] * light, 0, 255)
+    frames = np.array([*half(together([260.0] * len(light), [780.0] * len(light)))])
+    frames[:, :, :260] = np.clip(frames[:, :, :260] * light, 0, 255)
     video, network = tmp_path / "pair.mkv", SyncNet(write_means(tmp_path / "syncnet.onnx"))
     write_pictures(video, frames, lossless=True, audio=write_samples(tmp_path / "speech.wav", speech, 16000))
     tracks, _ = analyze(video, detector)
@@ -194,17 +194,17 @@ def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two people beside one another, without sound, whose mouths rest."""
-    return write_video(tmp_path_factory.mktemp("pair") / "pair.mkv", together([260.0] * 36, [780.0] * 36))
+    return write_video(tmp_path_factory.mktemp("pair") / "pair.mkv", half(together([260.0] * 23, [780.0] * 23)))
 
 
-QUICK = SyncOptions(steps=1, codec="ffv1", face="speaking", silence="model")
+QUICK = SyncOptions(steps=1, guidance=1.0, codec="ffv1", face="speaking", silence="model")
 
 
 def changed(source: Path, result: Path) -> dict[str, list[int]]:
     """The frames in which the left and the right half were painted; the source may go back from its end."""
     shown, painted = decoded(source), decoded(result)
     pairs = list(zip(shown + shown[-2::-1], painted, strict=False))
-    halves = {"left": np.s_[:, :520], "right": np.s_[:, 520:]}
+    halves = {"left": np.s_[:, :260], "right": np.s_[:, 260:]}
     return {
         name: [at for at, (one, other) in enumerate(pairs) if (one[half] != other[half]).any()]
         for name, half in halves.items()
@@ -216,14 +216,14 @@ def test_who_speaks_in_edited_tracks_is_painted(
 ) -> None:
     tracks, _ = analyze(pair, detector)
     left, right = from_left(tracks)
-    speaks = Speaks(right, 0.0, 0.64), Speaks(left, 0.64, 1.28), Speaks(None, 1.28, 1.44)
+    speaks = Speaks(right, 0.0, 0.6), Speaks(left, 0.6, 0.84), Speaks(None, 0.84, 0.92)
     saved = save_tracks(replace(tracks, speaks=speaks), tmp_path / "tracks.json")
     options = replace(QUICK, faces=saved, length="audio", extend="pingpong")
-    speech = write_sound(tmp_path / "speech.wav", 2.84)
+    speech = write_sound(tmp_path / "speech.wav", 1.8)
     report = lip_sync.sync(pair, speech, tmp_path / "out.mkv", options)
     frames = changed(pair, tmp_path / "out.mkv")
-    assert frames == {"left": [*range(16, 32), *range(39, 55)], "right": [*range(16), *range(55, 71)]}
-    assert any("nobody is painted in 0.3 s of the speech, from 1.3 s on" in notice for notice in report.notices)
+    assert frames == {"left": [*range(15, 21), *range(24, 30)], "right": [*range(15), *range(30, 45)]}
+    assert any("nobody is painted in 0.1 s of the speech, from 0.8 s on" in notice for notice in report.notices)
 
 
 def test_nobody_of_several_speaks(pair: Path, lip_sync: LipSync, tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_nobody_of_several_speaks(pair: Path, lip_sync: LipSync, tmp_path: Path)
 
 
 def test_one_person_is_painted_as_the_largest_face(lip_sync: LipSync, tmp_path: Path) -> None:
-    video, speech = write_face(tmp_path / "face.mp4", 16), write_sound(tmp_path / "speech.wav", 0.64)
+    clip = write_clip(tmp_path, 8, halved=True)
     for face in ("speaking", "largest"):
-        lip_sync.sync(video, speech, tmp_path / f"{face}.mkv", replace(QUICK, face=face))
+        lip_sync.sync(*clip, tmp_path / f"{face}.mkv", replace(QUICK, face=face))
     assert np.array_equal(decoded(tmp_path / "speaking.mkv"), decoded(tmp_path / "largest.mkv"))
 
 
@@ -253,9 +253,9 @@ def test_what_excludes_whoever_speaks(
 
 @pytest.mark.integration
 def test_faces_shows_who_speaks(assets: Path, detector: MediaPipeDetector, tmp_path: Path) -> None:
-    first = Part(2.4, {2: "speaks", 3: "nods"}, from_s={2: 5, 3: 4})
+    first = Part(2.4, {2: "speaks", 3: "nods"}, from_s={2: 0, 3: 0})
     talk = Dialogue("short", first, Part(2.4, {2: "rests", 3: "speaks"}))
-    written = compose(Cast(assets, detector, 10), talk, tmp_path / "talk.mp4")
+    written = compose(Cast(assets, detector, 3), talk, tmp_path / "talk.mp4")
     done = CliRunner().invoke(main, ["faces", str(written.path)])
     assert done.exit_code == 0
     tracks = read_tracks(tmp_path / "talk-faces.json")

@@ -1,11 +1,9 @@
 """Options of `sync` that say what is synced and what is heard, through the whole pipeline on small networks."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ from latentsync_trt.face.track_file import save_tracks
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import Face, SyncReport, UInt8Array
-from tests.clips import click_times, decoded, write_sound
+from tests.clips import click_times, decoded, half, write_sound
 from tests.people import first_person, second_person
 
 QUICK = SyncOptions(steps=1, guidance=1.0, codec="ffv1", silence="model")
@@ -27,20 +25,15 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """clip.mkv: 20 frames with clicks at 0.12 and 0.7 s; voice.wav and mix.wav with clicks at 0.05 and 0.15 s."""
+    """clip.mkv: 16 frames with clicks at 0.12 and 0.5 s; voice.wav and mix.wav with clicks at 0.05 and 0.15 s."""
     made = tmp_path_factory.mktemp("choices")
-    own = write_sound(made / "own.wav", 0.8, clicks_s=(0.12, 0.7))
-    write_pictures(made / "clip.mkv", half(first_person(20)), lossless=True, audio=own)
+    own = write_sound(made / "own.wav", 0.64, clicks_s=(0.12, 0.5))
+    write_pictures(made / "clip.mkv", half(first_person(16)), lossless=True, audio=own)
     write_sound(made / "voice.wav", 0.24, clicks_s=(0.05,))
     write_sound(made / "mix.wav", 0.24, clicks_s=(0.15,))
-    two = (np.hstack(pair) for pair in zip(half(first_person(20)), half(second_person(20)), strict=True))
+    two = (np.hstack(pair) for pair in zip(half(first_person(16)), half(second_person(16)), strict=True))
     write_pictures(made / "two.mkv", two, lossless=True)
     return made
-
-
-def half(pictures: list[UInt8Array]) -> Iterator[UInt8Array]:
-    """Pictures of half the size, as most of the time here is spent on pixels."""
-    return (np.asarray(cv2.resize(picture, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)) for picture in pictures)
 
 
 def painted(before: Path, after: Path, place: tuple[slice, slice] = MOUTH) -> list[int]:
@@ -58,9 +51,9 @@ def test_only_the_part_is_synced_and_around_it_the_clip_is_heard(
     lip_sync: LipSync, folder: Path, tmp_path: Path
 ) -> None:
     report = run(lip_sync, folder, tmp_path / "out.mkv", start=0.24, end=0.4)
-    assert (report.frames, report.frames_with_face, report.untouched) == (20, 4, ())
+    assert (report.frames, report.frames_with_face, report.untouched) == (16, 4, ())
     assert painted(folder / "clip.mkv", tmp_path / "out.mkv") == [6, 7, 8, 9]
-    assert np.allclose(click_times(tmp_path / "out.mkv"), (0.12, 0.29, 0.7), atol=0.002)
+    assert np.allclose(click_times(tmp_path / "out.mkv"), (0.12, 0.29, 0.5), atol=0.002)
 
 
 def test_a_mix_is_heard_and_the_voice_moves_the_lips(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
@@ -80,31 +73,31 @@ def two(lip_sync: LipSync, folder: Path, output: Path, audio: Path | None, **fie
 def test_two_people_speak_at_once(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
     speakers = (f"1={folder / 'voice.wav'}", f"0={folder / 'own.wav'}")
     report = two(lip_sync, folder, tmp_path / "out.mkv", None, speaker=speakers)
-    assert (report.frames, report.windows) == (20, 4)
-    assert painted(folder / "two.mkv", tmp_path / "out.mkv", LEFT) == list(range(20))
-    assert painted(folder / "two.mkv", tmp_path / "out.mkv", RIGHT) == list(range(20))
-    assert np.allclose(click_times(tmp_path / "out.mkv"), (0.05, 0.12, 0.7), atol=0.002)
+    assert (report.frames, report.windows) == (16, 2)
+    assert painted(folder / "two.mkv", tmp_path / "out.mkv", LEFT) == list(range(16))
+    assert painted(folder / "two.mkv", tmp_path / "out.mkv", RIGHT) == list(range(16))
+    assert np.allclose(click_times(tmp_path / "out.mkv"), (0.05, 0.12, 0.5), atol=0.002)
 
 
 def test_faces_are_painted_in_their_turns(
     lip_sync: LipSync, detector: MediaPipeDetector, folder: Path, tmp_path: Path
 ) -> None:
     turns = tmp_path / "talk.rttm"
-    turns.write_text("SPEAKER a 1 0.0 0.1 x x ann\nSPEAKER a 1 0.6 0.2 x x ben\n")
+    turns.write_text("SPEAKER a 1 0.0 0.04 x x ann\nSPEAKER a 1 0.52 0.12 x x ben\n")
     report = two(lip_sync, folder, tmp_path / "out.mkv", folder / "own.wav", turns=turns)
     assert any("face 0 = ann, face 1 = ben" in notice for notice in report.notices)
     spans = analyze(folder / "two.mkv", detector)[0].spans
     ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 240) == 0 else (RIGHT, LEFT)
     # Each turn has a margin of 0.2 s.
-    assert painted(folder / "two.mkv", tmp_path / "out.mkv", ann) == list(range(8))
-    assert painted(folder / "two.mkv", tmp_path / "out.mkv", ben) == list(range(10, 20))
+    assert painted(folder / "two.mkv", tmp_path / "out.mkv", ann) == list(range(6))
+    assert painted(folder / "two.mkv", tmp_path / "out.mkv", ben) == list(range(8, 16))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"start": 0.79}, r"two\.mkv: none of its 20 frames is in the part"),
-        ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
+        ({"start": 0.63}, r"two\.mkv: none of its 16 frames is in the part"),
+        ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.64 s"),
         ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
         ({"report": "page.pdf"}, "--report page.pdf: is not the name of a page"),
     ],

@@ -15,11 +15,11 @@ from latentsync_trt.cli import main
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import SyncReport
-from tests.clips import decoded, decoded_audio, read_audio, write_sound
+from tests.clips import decoded, decoded_audio, half, read_audio, write_sound
 from tests.people import first_person
 from tests.small import small_bundle
 from tests.sounds import write_samples
-from tests.test_sync_choices import MOUTH, QUICK, half
+from tests.test_sync_choices import MOUTH, QUICK
 
 RATE_HZ = 16000
 BEFORE_S = 0.64
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """clip.mkv: 40 frames; late.wav: 1.6 s, with speech from about 0.7 s on; none.wav: noise."""
+    """clip.mkv: 35 frames; late.wav: 1.4 s, with speech from about 0.7 s on; none.wav: noise."""
     made = tmp_path_factory.mktemp("preview")
     sentence = read_audio(SPEECH, RATE_HZ)
     late = np.concatenate([np.zeros(round(BEFORE_S * RATE_HZ), np.float32), sentence])
-    write_samples(made / "late.wav", late[: round(1.6 * RATE_HZ)], RATE_HZ)
-    write_sound(made / "none.wav", 1.6)
-    write_pictures(made / "clip.mkv", half(first_person(40)), lossless=True, audio=made / "late.wav")
+    write_samples(made / "late.wav", late[: round(1.4 * RATE_HZ)], RATE_HZ)
+    write_sound(made / "none.wav", 1.4)
+    write_pictures(made / "clip.mkv", half(first_person(35)), lossless=True, audio=made / "late.wav")
     return made
 
 
@@ -85,9 +85,9 @@ def test_frames_of_another_rate_begin_with_one_of_the_whole_run(
 
 
 def test_without_speech_it_begins_at_the_beginning_and_says_so(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
-    report = run(lip_sync, folder, tmp_path / "out.mkv", "none.wav", preview_s=3)
-    assert report.frames == 40  # as no more are left
-    assert "a preview of at most 3 s without speech, from 0 s (--preview)" in report.notices
+    report = run(lip_sync, folder, tmp_path / "out.mkv", "none.wav", preview_s=0.4)
+    assert report.frames == 10
+    assert "a preview of at most 0.4 s without speech, from 0 s (--preview)" in report.notices
 
 
 def test_the_command_names_its_file_and_takes_3_s_by_default(folder: Path, tmp_path: Path) -> None:

@@ -261,13 +261,13 @@ around mouths of random weights."""
 def test_a_report_measures_what_the_file_shows(tmp_path: Path) -> None:
     """And `compare` the same; the network is found where `export` writes it."""
     graph = write_means(tmp_path / SYNCNET_FILE)
-    video, audio = write_clip(tmp_path, 60)
+    video, audio = write_clip(tmp_path, 52, halved=True)
     command = ("sync", "--video", video, "--audio", audio, "--bundle", small_bundle(), "--provider", "cpu", "--json")
-    command += ("--steps", "1", "--cache-interval", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv", "--overwrite")
+    command += ("--steps", "1", "--guidance", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv", "--overwrite")
     result = ran(tmp_path, *command, "--report", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)["quality"]["syncnet"]
-    assert found["windows"] == 55
+    assert found["windows"] == 47
     assert len(found["distances"]) == 31
     page = (tmp_path / "page.html").read_text("utf-8")
     assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
@@ -277,7 +277,7 @@ def test_a_report_measures_what_the_file_shows(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     a, b = json.loads(result.stdout)["clip"]["syncnet"]
     assert a == b
-    assert a["windows"] == 55
+    assert a["windows"] == 47
     np.testing.assert_allclose(found["distances"], a["distances"], rtol=ALIKE)
     graph.write_bytes(b"damaged")
     refused = ran(tmp_path, *command, "--report", tmp_path / "page.html")
