@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
 from typing import Any
@@ -26,7 +27,8 @@ from tests.clips import gif, numbered, write_face, write_sound, write_video
 from tests.people import first_person, second_person
 from tests.serving import RESULT, PretendedWorker, answering, kill_new_children, until
 
-pytest.importorskip("gradio")
+if find_spec("gradio") is None:  # its import takes seconds, in each process that collects tests
+    pytest.skip("needs the extra ui", allow_module_level=True)
 
 # Gradio counts its calls with pandas.
 pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignore:The copy keyword")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from tests.sounds import write_samples
 from tests.test_previews import KINDS, write_kind
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("gradio", reason="gradio is not installed")
+if find_spec("gradio") is None:
+    pytest.skip("needs the extra ui", allow_module_level=True)
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 pytestmark = pytest.mark.slow
