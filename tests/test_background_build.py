@@ -41,27 +41,6 @@ def cold(tmp_path: Path, builder: CopyBuilder, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path / "cold für Ženy"
 
 
-def test_this_run_starts_at_once_and_the_next_one_has_engines(
-    cold: Path, clip: tuple[Path, Path], tmp_path: Path
-) -> None:
-    (tmp_path / WAIT).touch()
-    options = RuntimeOptions(build="background", engine_cache=cold)
-    for provider in ("cpu", "tensorrt"):
-        with LipSync.from_bundle(small_bundle(), "tensorrt", options) as lip_sync:
-            report = lip_sync.sync(*clip, tmp_path / f"{provider}.mkv", QUICK)
-            if provider == "cpu":
-                assert lip_sync.build is not None
-                assert not lip_sync.build.done()
-                (tmp_path / GO).touch()
-                assert lip_sync.build.result() == ""
-            else:
-                assert lip_sync.build is None
-        assert report.provider == provider
-        assert {(engine.provider, engine.built) for engine in report.engines} == {(provider, False)}
-        assert [text for text in report.notices if NOTICE in text] == [f"4 {NOTICE}"] * (provider == "cpu")
-    assert {entry.state for entry in EngineCache(cold).entries(hashes=True)} == {"ready"}
-
-
 def test_a_build_that_fails_leaves_the_run_going(cold: Path, make: DemoModels) -> None:
     cold.write_text("in the place of the cache")
     opened = make(COMPILING, STEP, build="background", engine_cache=cold)
@@ -80,7 +59,7 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(cold: Path, make: 
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_the_command_waits_for_the_build_and_ctrl_c_then_loses_nothing(
+def test_the_command_starts_at_once_and_waits_for_the_build_and_ctrl_c_then_loses_nothing(
     cold: Path, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     (tmp_path / (HANG if interrupted else WAIT)).touch()
@@ -89,6 +68,7 @@ def test_the_command_waits_for_the_build_and_ctrl_c_then_loses_nothing(
     @contextmanager
     def waiting(text: str) -> Iterator[None]:
         with usual(text):
+            assert (tmp_path / "out.mp4").is_file()
             if interrupted:
                 raise KeyboardInterrupt
             (tmp_path / GO).touch()
@@ -98,8 +78,16 @@ def test_the_command_waits_for_the_build_and_ctrl_c_then_loses_nothing(
     files = ["--video", str(clip[0]), "--audio", str(clip[1]), "-o", str(tmp_path / "out.mp4")]
     options = ["--bundle", str(small_bundle()), "--engine-cache", str(cold)]
     options += ["--provider", "tensorrt", "--build", "background", "--steps", "1", "--guidance", "1"]
+    options += ["--silence", "model"]
     result = CliRunner().invoke(main, ["sync", *files, *options])
     assert result.exit_code == (130 if interrupted else 0)
     assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in result.stderr
-    assert (tmp_path / "out.mp4").is_file()
-    assert {entry.state for entry in EngineCache(cold).entries()} == (set() if interrupted else {"ready"})
+    assert result.stderr.count(f"4 {NOTICE}") == 1
+    assert {entry.state for entry in EngineCache(cold).entries(hashes=True)} == (set() if interrupted else {"ready"})
+    if not interrupted:
+        settings = RuntimeOptions(build="background", engine_cache=cold)
+        with LipSync.from_bundle(small_bundle(), "tensorrt", settings) as lip_sync:
+            report = lip_sync.sync(*clip, tmp_path / "next.mkv", QUICK)
+            assert lip_sync.build is None
+        assert {(engine.provider, engine.built) for engine in report.engines} == {("tensorrt", False)}
+        assert NOTICE not in "".join(report.notices)

@@ -26,7 +26,7 @@ def both_presets(folder: Path) -> Result:
     """Writes `rows.json`."""
     video, audio = write_clip(folder, FRAMES)
     words = ["--provider", "cpu", "--runs", "1", "--warm-up", "0", "--video", str(video), "--audio", str(audio)]
-    words += ["--preset", "fast", "--preset", "quality", "--steps", "1", "--cache-interval", "1"]
+    words += ["--preset", "fast", "--preset", "quality", "--steps", "1", "--guidance", "1"]
     return bench(*words, "--output", str(folder / "rows.json"))
 
 
@@ -46,7 +46,7 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(tmp_path: Path) -> 
         assert (row["frames"], row["time"]["runs"]) == (FRAMES, 1)
         assert {"decode", "face", "denoise", "compose", "encode"} <= set(row["parts_s"])
         assert f"{max(row['parts_s'], key=row['parts_s'].get)} " in result.stdout
-        assert {"vae_encoder", "denoise_step", "vae_decoder"} <= set(row["engines_ms"])
+        assert {"vae_encoder", "denoise_step_unguided", "vae_decoder"} <= set(row["engines_ms"])
         assert sum(row["start_up_s"].values()) > 0
         assert row["memory"]["host_bytes"] > 50e6
 

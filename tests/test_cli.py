@@ -150,7 +150,7 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     folder.mkdir()
     (folder / "out.mp4").write_bytes(b"of an earlier call")
-    arguments = ("--audio", str(speech), "--bundle", str(small_bundle()), "--preset", "fast")
+    arguments = ("--audio", str(speech), "--bundle", str(small_bundle()), "--preset", "draft")
     code, out, err = run("demo", "--out", str(folder), *arguments)
     assert code == 0, err
     assert "face in 8" in out

@@ -19,8 +19,8 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FRAMES = 8
-RUN = ("--provider", "cpu", "--steps", "1", "--cache-interval", "1")
+FRAMES = 5
+RUN = ("--provider", "cpu", "--steps", "1", "--guidance", "1")
 
 
 def compare(*arguments: str | Path) -> Result:
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle against a copy with noise, on one clip; the folder's name must not appear in the report."""
     folder = tmp_path_factory.mktemp("secret-folder")
     clip = write_clip(folder, FRAMES)
-    noisy = perturbed_copy(small_bundle(), folder / "noisy", 0.4)
+    noisy = perturbed_copy(small_bundle(), folder / "noisy", 0.8)
     out = folder / "out" / "report.html"
     result = compare(small_bundle(), noisy, "--video", clip[0], "--audio", clip[1], "--output", out, *RUN, "--json")
     assert (result.exit_code, result.stderr) == (0, ""), result.output
@@ -44,7 +44,7 @@ def test_json_and_page_have_bundles_settings_faces_and_lips_and_no_paths(folder:
     found = json.loads((folder / "report.json").read_text())
     assert (found["kind"], found["format"]) == ("latentsync-trt compare", 7)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
-    assert found["settings"] == "--steps 1 --cache-interval 1"
+    assert found["settings"] == "--steps 1 --guidance 1.0"
     clip = found["clip"]
     assert (clip["name"], clip["frames"]) == ("face.mp4", FRAMES)
     assert list(clip["areas"]) == ["generated", "mouth"]
@@ -79,8 +79,8 @@ def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
 
 
 def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(tmp_path: Path) -> None:
-    source, speech = write_clip(tmp_path, 6)
-    frames = np.stack([*islice(camera_frames(Fraction(6, 25)), 6)]).astype(np.int16)
+    source, speech = write_clip(tmp_path, 3)
+    frames = np.stack([*islice(camera_frames(Fraction(3, 25)), 3)]).astype(np.int16)
     a, b = (
         write_video(tmp_path / name, (frames + levels).clip(0, 255).astype(np.uint8), codec="ffv1", pixel_format="bgr0")
         for name, levels in (("first.mkv", -40), ("second.mkv", -38))

@@ -8,7 +8,7 @@ import pytest
 from latentsync_trt import LipSync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutOfMemory
-from tests.clips import LOSSLESS, decoded
+from tests.clips import LOSSLESS, decoded, write_clip
 from tests.compiling import COMPILING, CopyBuilder
 from tests.device import DemoModels, Device, denoised, out_of_memory
 from tests.small import small_bundle
@@ -50,13 +50,15 @@ OPERATIONS = ("InferenceSession", "InferenceSession.run_with_iobinding", "OrtVal
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_too_little_memory_is_an_error_that_names_the_cure(
-    three_windows: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     def refuse(*_: object, **options: object) -> None:
         raise out_of_memory()
 
+    (folder := tmp_path / "out").mkdir()
+    clip = write_clip(tmp_path, 4)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, monkeypatch.context() as patch:
         patch.setattr(f"onnxruntime.{operation}", refuse)
         with pytest.raises(OutOfMemory, match=r"use --low-memory \(with --resume, `sync` goes on from what was"):
-            lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
-    assert list(tmp_path.iterdir()) == []
+            lip_sync.sync(*clip, folder / "out.mkv", LOSSLESS)
+    assert list(folder.iterdir()) == []

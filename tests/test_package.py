@@ -48,7 +48,7 @@ def test_what_callers_need_is_exported() -> None:
 def test_a_run_needs_neither_librosa_nor_a_home_folder(tmp_path: Path) -> None:
     """librosa's packages take a second to import, and numba's cache fails where the home folder cannot be written."""
     video, audio = write_clip(tmp_path, 4)
-    given = ("--bundle", small_bundle(), "--video", video, "--audio", audio, "--preset", "draft")
+    given = ("--bundle", small_bundle(), "--video", video, "--audio", audio, "--steps", "1", "--guidance", "1")
     sync = ("sync", *given, "--provider", "cpu", "-o", tmp_path / "out.mp4", "--report", tmp_path / "report.html")
     foreign = (
         *("librosa", "numba", "scipy", "sklearn", "soundfile", "joblib", "pooch"),

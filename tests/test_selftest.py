@@ -33,7 +33,9 @@ BUNDLE = replace(WHOLE, manifest=MANIFEST)
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
-def in_two_steps(part: Part, say: Say) -> Part:
+def in_few_steps(part: Part, say: Say) -> Part:
+    if part.folder.name == "second start":  # which repeats the first, where no engines are built
+        return replace(part, provider=part.requested, doing="")
     return run_part(replace(part, steps=2), say)
 
 
@@ -43,7 +45,7 @@ def report_of(carry: Callable[[Part, Say], Part], provider: str = "tensorrt", bu
 
 
 def test_the_cpu_passes_and_json_has_versions_and_rows_and_no_paths_and_names() -> None:
-    report = report_of(in_two_steps, "cpu")
+    report = report_of(in_few_steps, "cpu")
     assert (report.result, report.provider, report.requested) == ("passed", "cpu", "cpu")
     assert report.stages == {"first start": (), "second start": ()}
     assert (report.reference, report.pictures) == ("", "")

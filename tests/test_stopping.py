@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from latentsync_trt.files import PREFIX
-from tests.clips import write_face, write_sound
+from tests.clips import gif, write_face, write_sound
 from tests.serving import until
 from tests.small import small_bundle
 from tests.terminal import Terminal
@@ -145,7 +145,7 @@ SessionFactory.open = lambda factory, graph: Event().wait()
 SENTENCE = MESSAGE.strip()
 
 STOPPED = [
-    ("faces long.mp4", "finding faces", SENTENCE),
+    ("faces long.gif", "finding faces", SENTENCE),
     (
         "batch jobs.csv --bundle SMALL --workers 2 --steps 999",
         "painting first frames",
@@ -160,8 +160,8 @@ STOPPED = [
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
     write_face(folder / "clip.mp4", 5)
-    write_face(folder / "long.mp4", 200)
-    write_sound(folder / "long.wav", 4)
+    (folder / "long.gif").write_bytes(gif(480, 20_000))
+    write_sound(folder / "long.wav", 0.4)
     (folder / "jobs.csv").write_text("video,audio,output\nclip.mp4,long.wav,a.mp4\nclip.mp4,long.wav,b.mp4\n")
     return folder
 

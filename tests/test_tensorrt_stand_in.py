@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.manifest import write_manifest
 from latentsync_trt.runtime.compiler import CompileOrder, compile_order
 from latentsync_trt.runtime.providers.select import FOLDER
@@ -43,7 +44,7 @@ def sync(stand_in: StandIn, clip: tuple[str, str], out: str, *arguments: str) ->
     return stand_in.command("sync", *given, "--codec", "ffv1", "--steps", "3", *arguments)
 
 
-def test_build_and_sync(stand_in: StandIn, clip: tuple[str, str]) -> None:
+def test_build_and_sync(stand_in: StandIn, lip_sync: LipSync, clip: tuple[str, str]) -> None:
     built = stand_in.command("build", "--bundle", SMALL, "--provider", "tensorrt")
     assert built.code == 0, built.err
     assert built.count(r"build nodes=") == 7
@@ -56,7 +57,7 @@ def test_build_and_sync(stand_in: StandIn, clip: tuple[str, str]) -> None:
     assert run.log.count("objects left=0") == 1
     assert run.count(r"missing") == 0
     check_captures(run)
-    assert sync(stand_in, clip, "cpu.mkv", "--provider", "cpu").code == 0
+    lip_sync.sync(*clip, stand_in.work / "cpu.mkv", SyncOptions(steps=3, codec="ffv1"))
     painted, expected = (np.stack(decoded(stand_in.work / name)).astype(int) for name in ("out.mkv", "cpu.mkv"))
     assert np.abs(painted - expected).max() <= 1  # a level
 

@@ -31,16 +31,16 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     return Clip(write_face(folder / "face.mp4", 16 * WINDOWS), write_sound(folder / "speech.wav", 16 * WINDOWS / 25))
 
 
-def run(clip: Clip | None, out: Path, *more: str, bundle: Path | None = None) -> Result:
-    words = ["calibrate", "--bundle", str(bundle or small_bundle()), "--provider", "cpu", "--out", str(out), *more]
+def run(bundle: Path, clip: Clip | None, out: Path, *more: str) -> Result:
+    words = ["calibrate", "--bundle", str(bundle), "--provider", "cpu", "--out", str(out), *more]
     if clip is not None:
         words += ["--video", str(clip.video), "--audio", str(clip.audio)]
         words += ["--steps", str(STEPS), "--windows", str(SAMPLES)]
     return CliRunner().invoke(main, words)
 
 
-def test_a_clip_gives_a_measured_eight_bit_bundle(clip: Clip, tmp_path: Path) -> None:
-    result = run(clip, tmp_path / "int8")
+def test_a_clip_gives_a_measured_eight_bit_bundle(guided_bundle: Path, clip: Clip, tmp_path: Path) -> None:
+    result = run(guided_bundle, clip, tmp_path / "int8")
     assert result.exit_code == 0, result.stderr
     manifest = Bundle.load(tmp_path / "int8").manifest
     assert manifest.precision == "int8"
@@ -56,25 +56,25 @@ def test_a_clip_gives_a_measured_eight_bit_bundle(clip: Clip, tmp_path: Path) ->
 
 
 def test_an_eight_bit_bundle_is_refused(int8_bundle: Path, clip: Clip, tmp_path: Path) -> None:
-    result = run(clip, tmp_path / "out", bundle=int8_bundle)
+    result = run(int8_bundle, clip, tmp_path / "out")
     assert result.exit_code == 2
     assert "is in int8 already; calibrate demo, which it was made from" in result.stderr
 
 
 def test_a_clip_without_a_face_is_refused(clip: Clip, tmp_path: Path) -> None:
     blank = write_face(tmp_path / "blank.mp4", 20, blank=range(20))
-    result = run(Clip(blank, clip.audio), tmp_path / "out")
+    result = run(small_bundle(), Clip(blank, clip.audio), tmp_path / "out")
     assert result.exit_code == 1
     assert re.search(r"error: .*blank\.mp4: no face in any frame", result.stderr)
 
 
-def test_few_windows_give_warnings(tmp_path: Path) -> None:
+def test_few_windows_give_warnings(guided_bundle: Path, tmp_path: Path) -> None:
     """One short silent clip in a folder."""
     clips = tmp_path / "clips"
     clips.mkdir()
     write_face(clips / "face.mp4", 20)
     write_samples(clips / "face.wav", np.zeros(16000, np.float32), 16000)
-    result = run(None, tmp_path / "int8", "--clips", str(clips), "--steps", "1", "--samples", "3")
+    result = run(guided_bundle, None, tmp_path / "int8", "--clips", str(clips), "--steps", "1", "--samples", "3")
     assert result.exit_code == 0
     assert "note: 1 windows of the 3 that --windows asks for" in result.stderr
     assert "no window is left to measure on" in result.stderr

@@ -24,7 +24,7 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FRAMES = 16
+WINDOWS = 2
 
 
 @pytest.fixture(scope="module")
@@ -42,26 +42,31 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     return Clip(video, write_sound(folder / "speech.wav", 2.0))
 
 
-def batches_of_a_run(clip: Clip, target: Path) -> list[tuple[Any, ...]]:
-    """The denoiser's inputs in a usual run."""
+def batches_of_a_run(lip_sync: LipSync, clip: Clip, target: Path) -> list[tuple[Any, ...]]:
+    """The denoiser's inputs in a usual run, up to the last that is compared."""
     batches: list[tuple[Any, ...]] = []
     original = GraphDenoiser.begin
 
     def remember(denoiser: GraphDenoiser, *window: Any) -> None:
         batches.append(window)
+        if len(batches) == WINDOWS:
+            raise EOFError
         original(denoiser, *window)
 
-    with pytest.MonkeyPatch.context() as patch, LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphDenoiser, "begin", remember)
-        lip_sync.sync(clip.video, clip.audio, target, SyncOptions(steps=1, length="shortest"))
+        with pytest.raises(EOFError):
+            lip_sync.sync(clip.video, clip.audio, target, SyncOptions(steps=1, guidance=1.0, length="shortest"))
     return batches
 
 
-def test_windows_are_those_of_a_usual_run(model: Model, clip: Clip, tmp_path: Path) -> None:
+def test_windows_are_those_of_a_usual_run(
+    model: Model, lip_sync: LipSync, detector: MediaPipeDetector, clip: Clip, tmp_path: Path
+) -> None:
     progress: list[tuple[int, int]] = []
-    found = record(clip, 2, model, MediaPipeDetector(), lambda done, total: progress.append((done, total)))
-    usual = batches_of_a_run(clip, tmp_path / "out.mp4")
-    assert len(found) == 2
+    found = record(clip, WINDOWS, model, detector, lambda done, total: progress.append((done, total)))
+    usual = batches_of_a_run(lip_sync, clip, tmp_path / "out.mp4")
+    assert len(found) == WINDOWS
     assert progress == [(frame, 40) for frame in range(1, 41)]
     for number, window in enumerate(found):
         latents, conditioning, audio, _ = usual[number]
