@@ -14,6 +14,9 @@ def main() -> None:
         stopping.install()
         _run()
     except KeyboardInterrupt:  # outside of a command, as during imports
+        # Of a text that Python runs, as for each dataclass, it remembers the interruption, and `python -m` would end by
+        # SIGINT instead of with this code; it forgets it when it runs another text.
+        exec("")  # noqa: S102
         if "--json" in sys.argv:
             sys.stdout.write(f'{{"error": "{stopping.INTERRUPTED}"}}\n')
         else:
