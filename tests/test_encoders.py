@@ -1,6 +1,8 @@
 """The choice of the encoder: what it keeps of the source, what it refuses, and what the reopened file says."""
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -124,11 +126,22 @@ def test_the_options_of_nvenc_exist(codec: Any) -> None:
     assert problem not in ("Invalid argument", "Numerical result out of range")
 
 
+def priorities() -> set[int]:
+    """How Linux schedules the threads of this process."""
+    policies = set[int]()
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended
+            policies.add(os.sched_getscheduler(int(task.name)))
+    return policies
+
+
 @pytest.mark.parametrize(
     ("codec", "suffix"), [*((codec, found[0]) for codec, found in CONTAINERS.items()), ("hevc", ".mkv")]
 )
 def test_every_codec_keeps_tags_times_and_pictures(tmp_path: Path, codec: Any, suffix: str) -> None:
-    """Ten bits, HDR and wide pixels; the reopened file says what went in, or a notice what does not."""
+    """Ten bits, HDR and wide pixels; the reopened file says what went in, or a notice what does not. No thread gets
+    another priority, as SVT-AV1 would give them."""
+    before = priorities()
     output, aspect = tmp_path / f"out{suffix}", Fraction(4, 3)
     info = of_format("yuv420p10le", width_px=128, height_px=96, color=PQ, hdr=HDR10, sample_aspect_ratio=aspect)
     flat = YuvPlanes(*(np.full(shape, 400, np.uint16) for shape in ((96, 128), (48, 64), (48, 64))), PQ, 10)
@@ -136,6 +149,7 @@ def test_every_codec_keeps_tags_times_and_pictures(tmp_path: Path, codec: Any, s
     with open_writer(output, info, codec=codec) as writer:
         for index in range(3):
             writer.write(frame_at(index, LazyRgb(flat), flat))
+        assert priorities() == before
     with av.open(str(output)) as container:
         stream = container.streams.video[0]
         frames = list(container.decode(stream))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -37,6 +38,7 @@ _X264_PICTURES, _X264_BYTES = 40, 1_000_000_000
 # Where they would take more: at 8192×4352 it needs 1.1 instead of 3.1 GB.
 _X264_SMALL = {"rc-lookahead": "4", "bframes": "0", "sliced-threads": "1"}
 
+_SVT_AV1 = "libsvtav1"
 _NVENC_HEVC = ("yuv420p", "p010le", "yuv444p", "yuv444p16le")
 _NO_INTEGERS = ("f16le", "f32le")
 
@@ -45,7 +47,7 @@ _NO_INTEGERS = ("f16le", "f32le")
 _HDR_PARAMETERS = {
     "libx264": ("mastering-display", "cll", 50000, 10000),
     "libx265": ("master-display", "max-cll", 50000, 10000),
-    "libsvtav1": ("mastering-display", "content-light", 1, 1),
+    _SVT_AV1: ("mastering-display", "content-light", 1, 1),
 }
 
 
@@ -67,7 +69,7 @@ class Library:
 LIBRARIES: dict[tuple[Codec, str], Library] = {
     ("h264", "x264"): Library("libx264", ("crf", 16, 51), "veryfast"),
     ("hevc", "x265"): Library("libx265", ("crf", 18, 51), "medium"),
-    ("av1", "svtav1"): Library("libsvtav1", ("crf", 24, 63), "8"),
+    ("av1", "svtav1"): Library(_SVT_AV1, ("crf", 24, 63), "8"),
     ("prores", "prores"): Library("prores_ks", speed="profile"),
     ("ffv1", "ffv1"): Library("ffv1"),
     ("h264", "nvenc"): Library("h264_nvenc", ("qp", 16, 51), "p5", formats=("yuv420p", "yuv444p")),
@@ -148,6 +150,9 @@ def add_video(container: OutputContainer, encoder: VideoEncoder, info: VideoInfo
     _set_up(context, encoder)
     stream.time_base = context.time_base = time_base
     context.sample_aspect_ratio = info.sample_aspect_ratio
+    if encoder.ffmpeg == _SVT_AV1:
+        with _same_priority():
+            context.open()
     return stream
 
 
@@ -158,11 +163,29 @@ def problem_of(encoder: VideoEncoder) -> str | None:
         context = cast(VideoCodecContext, av.CodecContext.create(encoder.ffmpeg, "w"))
         _set_up(context, encoder)
         context.time_base, context.options = Fraction(1, 25), dict(encoder.options)
-        context.encode(VideoFrame(encoder.width_px, encoder.height_px, encoder.pixel_format))
-        context.encode(None)
+        with _same_priority():
+            context.encode(VideoFrame(encoder.width_px, encoder.height_px, encoder.pixel_format))
+            context.encode(None)
     except (FFmpegError, ValueError, OSError) as error:
         return reason_of(error)
     return None
+
+
+@contextmanager
+def _same_priority() -> Iterator[None]:
+    """Opened by root, SVT-AV1 gives its threads, and the one that opens it, the highest real-time priority, which later
+    child processes inherit: all else would wait. Here they get that of this thread back."""
+    if not hasattr(os, "sched_getscheduler"):  # only on Linux
+        yield
+        return
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # it has ended
+                if os.sched_getscheduler(int(task.name)) == os.SCHED_FIFO:
+                    os.sched_setscheduler(int(task.name), policy, priority)
 
 
 def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
