@@ -19,9 +19,10 @@ CHECK_fp16-256-512-dynamic := --dynamic
 CAPABILITIES_fp16-256-512-dynamic := 8.9 7.5 12.0
 FULL_EXPORT = LATENTSYNC_TRT_CHECKPOINTS=$(FULL)/checkpoints $(BIN)/latentsync-trt export --precision fp16 --no-verify
 
-# One process per core, a test file to each at a time: fixtures of a module are made once. In the order of their names:
-# the exports come first, which take the longest.
-PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# One process per core and one more, as some tests wait for children; a test file to each at a time: fixtures of a module
+# are made once. In the order of their names: the exports come first, which take the longest.
+PROCESSES := $(shell $(PYTHON) -c "import os; print(min(8, 1 + (os.cpu_count() or 1)))")
+PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # Not part of `make quick`, as their imports alone take half a minute: PyTorch, diffusers, Gradio.
 HEAVY := export test_comfyui.py test_setup_command.py test_syncnet.py test_train_demo.py test_ui.py test_ui_browser.py
 # Nor are whole runs on real models, speech and files, which take as long as all other fast tests.
