@@ -220,7 +220,7 @@ class Bundle:
 
         Raises:
             BundleError: no bundle, another format, a file missing, changed or of another size, or a graph reads from
-                one that the manifest does not name, which nobody would check.
+                one that the manifest does not name, whose content is never compared.
         """
         manifest = read_manifest(folder)
         files, graphs = manifest.files, manifest.graphs.values()

@@ -263,7 +263,7 @@ def _infer_config(tensors: Tensors) -> UNetConfig:
         attention=present(spatial),
         motion_down=present(f"down_{temporal}"),
         motion_up=present(f"up_{temporal}"),
-        positions=tables[0].shape[1],
+        positions=tables[0].shape[1] if tables else 24,  # without motion, none is used
     )
 
 
