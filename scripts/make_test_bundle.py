@@ -25,7 +25,7 @@ RESOLUTION_PX = 128
 FRAMES = 16
 UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
 
-UNET = replace(narrow.UNET, widths=(32, 32), motion_down=(True, False), motion_up=(False, True))
+UNET = replace(narrow.UNET, widths=(32,), attention=(True,), motion_down=(True,), motion_up=(False,))
 
 
 def main() -> None:
