@@ -21,7 +21,7 @@ UNET = replace(narrow.UNET, widths=(64, 128), motion_down=(False, False), motion
 traced, which is what costs time."""
 
 ONE_LEVEL = replace(narrow.UNET, widths=(64,), attention=(True,), motion_down=(True,), motion_up=(False,))
-"""Traced with variable heights and widths in two thirds of the time of two levels."""
+"""Traced in two thirds of the time of two levels."""
 
 SIZES = {"dynamic": True, "resolution": 192, "min_resolution": 64}
 
@@ -69,11 +69,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
 
 
 @pytest.fixture(scope="package")
-def bundle(exports: ExportCache, sources: Sources) -> Path:
+def bundle(exports: ExportCache, one_level: Sources) -> Path:
     """A verified float32 bundle of fixed shapes in both forms, without the full unguided step."""
 
     def make(out: Path) -> None:
-        export_only((*REQUIRED_GRAPHS, UNGUIDED_CACHED), narrow.narrow_options(sources, out))
+        export_only((*REQUIRED_GRAPHS, UNGUIDED_CACHED), narrow.narrow_options(one_level, out))
 
     return exports.bundle("both_forms", make)
 
