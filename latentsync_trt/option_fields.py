@@ -49,8 +49,8 @@ def option(default: Any, help_text: str, *, group: str | None = None, **how: Any
 
     Args:
         group: heading in the help text.
-        how: `advanced` is shown by `--help-all` only, `rare` by no help text; `minimum`, `maximum`, `multiple`; `off` is
-            the flag that sets False; `parse` makes the value from text, shown as `metavar`, or from what Python code
+        how: `advanced` is shown by `--help-all` only, `rare` by no help text; `minimum`, `maximum`, `multiple`; `off`
+            is the flag that sets False; `parse` makes the value from text, shown as `metavar`, or from what Python code
             gives, and raises ValueError unless that is `expected`; `show` makes text of it again; `given_alone` is the
             value of the flag without one; `folder` marks the path of a folder to write, `written` that of a file.
     """
