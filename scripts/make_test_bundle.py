@@ -18,10 +18,9 @@ sys.path.insert(0, str(ROOT))
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, read_manifest, write_manifest  # noqa: E402
 from latentsync_trt.export.exporter import export_bundle  # noqa: E402
 from tests import narrow  # noqa: E402
-from tests.small import small_bundle  # noqa: E402
+from tests.small import RESOLUTION_PX, small_bundle  # noqa: E402
 
 TARGET = small_bundle()
-RESOLUTION_PX = 128
 FRAMES = 16
 UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
 

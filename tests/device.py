@@ -14,7 +14,7 @@ from latentsync_trt.runtime.engines.session_factory import OpenedEngine, Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.model_slot import graphs_for
-from tests.small import small_bundle
+from tests.small import LATENT_SIDE, small_bundle
 
 GRAPHS = graphs_for(SyncOptions())
 CPU = Selection("cpu")
@@ -22,7 +22,7 @@ CPU = Selection("cpu")
 COEFFICIENTS = np.array([0.9, 0.1, 0, 0, 0], np.float32)
 """Of a made-up step."""
 
-_LATENTS = (4, 16, 16, 16)
+_LATENTS = (4, 16, LATENT_SIDE, LATENT_SIDE)
 
 
 class Device:

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+RESOLUTION_PX = 64
+LATENT_SIDE = RESOLUTION_PX // 8
+
 
 def small_bundle() -> Path:
-    """Real networks of small widths with random weights: float32, fixed shapes, 128 px, windows of 16 frames.
+    """Real networks of small widths with random weights: float32, fixed shapes, 64 px, windows of 16 frames.
 
     scripts/make_test_bundle.py makes it; its manifest is named as the built-in model's.
     """

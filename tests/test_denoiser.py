@@ -15,7 +15,7 @@ from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.networks import GraphDenoiser
 from latentsync_trt.runtime.providers.select import Selection
-from tests.small import small_bundle
+from tests.small import LATENT_SIDE, small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
 pytestmark = pytest.mark.integration
@@ -74,11 +74,11 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     bundle = Bundle.load(small_bundle(), verify=False)
     graphs = [step_graph(guided=guidance > 1, cached=cached) for cached in (False, True)]
     random = np.random.default_rng(5)
-    noise = random.standard_normal((1, 4, 1, 16, 16), np.float32)
-    conditioning = random.standard_normal((9, 16, 16, 16), np.float32)
+    noise = random.standard_normal((1, 4, 1, LATENT_SIDE, LATENT_SIDE), np.float32)
+    conditioning = random.standard_normal((9, 16, LATENT_SIDE, LATENT_SIDE), np.float32)
     audio = random.standard_normal((16, 50, 32), np.float32)
     schedule, plan = dpmpp_schedule(3), cache_plan(3, 2)
-    latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), np.zeros(0)
+    latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, LATENT_SIDE, LATENT_SIDE))), np.zeros(0)
     history = np.zeros_like(latents)
     sessions = [Session(bundle.graph_path(graph)) for graph in graphs]
     for step, full in zip(schedule, plan, strict=True):

@@ -23,7 +23,7 @@ from latentsync_trt.face.align import crop
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import LOSSLESS, STAGES, decoded, numbered, write_face, write_sound, write_video
-from tests.small import small_bundle
+from tests.small import LATENT_SIDE, small_bundle
 
 pytestmark = pytest.mark.integration
 
@@ -148,12 +148,12 @@ def test_a_detector_and_noise_can_be_given(lip_sync: LipSync, face_clip: Path, w
             assert frame.shape == (480, 480, 3)
             return [Face(np.array([180, 170, 300, 330], np.float32), points)]
 
-    noise = np.zeros((1, 4, 1, 16, 16), np.float32)
+    noise = np.zeros((1, 4, 1, LATENT_SIDE, LATENT_SIDE), np.float32)
     options = SyncOptions(steps=1)
     report = lip_sync.sync(face_clip, word, tmp_path / "a.mp4", options, helpers=Helpers(Fixed(), noise=noise))
     assert report.frames_with_face == 5
     with pytest.raises(InputError, match="noise"):
-        lip_sync.sync(face_clip, word, tmp_path / "b.mp4", options, helpers=Helpers(noise=noise[..., :8]))
+        lip_sync.sync(face_clip, word, tmp_path / "b.mp4", options, helpers=Helpers(noise=noise[..., 1:]))
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
 
 

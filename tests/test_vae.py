@@ -15,9 +15,8 @@ from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.select import Selection
 from scripts import make_graphs
-from tests.small import small_bundle
+from tests.small import LATENT_SIDE, RESOLUTION_PX, small_bundle
 
-SIDE_PX = 128
 STEP = 1 / 65535
 """Half a step of 16 bits is what rounding may cost, in [−1, 1]."""
 
@@ -30,7 +29,7 @@ def model() -> Iterator[Model]:
 
 
 def faces(count: int, seed: int = 5) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, SIDE_PX, SIDE_PX, 3), np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, (count, RESOLUTION_PX, RESOLUTION_PX, 3), np.uint8)
 
 
 def run(graph: str, array: np.ndarray) -> np.ndarray:
@@ -48,13 +47,13 @@ def as_images(pictures: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [1, 7])
 def test_faces_are_encoded_whole_and_masked_and_decoded_to_sixteen_bits(model: Model, count: int) -> None:
-    mask, images = mouth_mask(SIDE_PX), as_images(faces(count))
+    mask, images = mouth_mask(RESOLUTION_PX), as_images(faces(count))
     masked, whole = model.vae.encode_faces(faces(count), mask)
     np.testing.assert_array_equal(whole, run("vae_encoder", images))
     np.testing.assert_array_equal(masked, run("vae_encoder", images * mask))
     assert np.abs(masked - whole).max() > 0.01
     painted = np.stack(model.vae.decode_faces(whole))
-    assert (painted.shape, painted.dtype) == ((count, SIDE_PX, SIDE_PX, 3), np.uint16)
+    assert (painted.shape, painted.dtype) == ((count, RESOLUTION_PX, RESOLUTION_PX, 3), np.uint16)
     expected = run("vae_decoder", whole).clip(-1, 1).transpose(0, 2, 3, 1)
     assert np.ptp(expected) > 0.1
     np.testing.assert_allclose(painted * (2 / 65535) - 1, expected, atol=1.01 * STEP)
@@ -62,11 +61,11 @@ def test_faces_are_encoded_whole_and_masked_and_decoded_to_sixteen_bits(model: M
 
 def test_buffers_share_no_memory_with_inputs_or_results(model: Model) -> None:
     """Buffers are used again for the next batch: neither the caller's arrays nor the results may be those buffers."""
-    pictures, latents = faces(4), np.random.default_rng(1).standard_normal((4, 4, 16, 16), np.float32)
+    pictures, latents = faces(4), np.random.default_rng(1).standard_normal((4, 4, LATENT_SIDE, LATENT_SIDE), np.float32)
     given = pictures.copy(), latents.copy()
-    encoded, painted = model.vae.encode_faces(pictures, mouth_mask(SIDE_PX)), model.vae.decode_faces(latents)
+    encoded, painted = model.vae.encode_faces(pictures, mouth_mask(RESOLUTION_PX)), model.vae.decode_faces(latents)
     kept = [array.copy() for array in (*encoded, *painted)]
-    model.vae.encode_faces(faces(4, seed=6), mouth_mask(SIDE_PX))
+    model.vae.encode_faces(faces(4, seed=6), mouth_mask(RESOLUTION_PX))
     model.vae.decode_faces(-latents)
     for array, copy in zip((*encoded, *painted, pictures, latents), (*kept, *given), strict=True):
         np.testing.assert_array_equal(array, copy)
