@@ -92,6 +92,9 @@ def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(tm
     # Two levels of 255 everywhere, but where a picture is black.
     assert float(mouth_db) == pytest.approx(20 * math.log10(255 / 2), abs=0.5)
     assert "encoders" in result.stderr
+    page = (tmp_path / "videos.html").read_text("utf-8")
+    assert "measured in the frames of the two files" in page
+    assert "the same noise" not in page
     small = write_video(tmp_path / "small.mp4", (frame[:400, :400] for frame in decoded(a)))
     result = compare(source, small, "--video", source, "--audio", speech, "--output", tmp_path / "x.html")
     assert result.exit_code == 1

@@ -63,13 +63,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A package with enhancers, as pip installs it."""
     site = tmp_path_factory.mktemp("site")
     (site / "some_enhancers.py").write_text(
-        "class Same:\n    def enhance(self, face):\n        return face\n", encoding="utf-8"
+        "class Same:\n    def enhance(self, face):\n        return face\n\nclass Other:\n    pass\n", encoding="utf-8"
     )
     folder = site / "some_enhancers-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-enhancers\nVersion: 1.0\n", encoding="utf-8")
     (folder / "entry_points.txt").write_text(
-        "[latentsync_trt.enhancers]\nsame = some_enhancers:Same\nlost = not_installed_at_all:Thing\n",
+        "[latentsync_trt.enhancers]\nsame = some_enhancers:Same\nlost = not_installed_at_all:Thing\n"
+        "none = some_enhancers:Other\n",
         encoding="utf-8",
     )
     sys.path.insert(0, str(site))
@@ -84,8 +85,9 @@ def test_an_installed_enhancer_is_found_by_its_name(installed):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("other", r"enhancer other: not installed; installed: lost, same; install a package"),
+        ("other", r"enhancer other: not installed; installed: lost, none, same; install a package"),
         ("lost", r"enhancer lost: cannot be imported: .*not_installed_at_all"),
+        ("none", r"enhancer none: Other has no method `enhance`"),
     ],
 )
 def test_one_that_cannot_be_used_is_named(installed, name, message):

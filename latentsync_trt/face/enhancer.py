@@ -15,12 +15,15 @@ _WHITE = np.float32(65535)
 
 
 def load_enhancer(name: str) -> Enhancer:
-    """The enhancer with the entry point `name`; raises `InputError` if there is none, or it cannot be imported."""
+    """The enhancer with the entry point `name`; raises `InputError` if there is none, or it cannot be used."""
     try:
         make: Callable[[], Enhancer] = check_enhancer(name).load()
     except (ImportError, AttributeError) as error:
         raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
-    return make()
+    made = make()
+    if not callable(getattr(made, "enhance", None)):
+        raise InputError(f"--enhancer {name}: {type(made).__name__} has no method `enhance`; install another version")
+    return made
 
 
 def check_enhancer(name: str) -> EntryPoint:

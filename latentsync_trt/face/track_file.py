@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -161,6 +162,8 @@ def read_tracks(path: Path) -> Tracks:
 
 def _spans(file: _File) -> tuple[FaceSpan, ...]:
     """Raises `ValueError` that says where in the file, or who and when."""
+    if not all(earlier < later for earlier, later in pairwise(file.shots_s)):
+        raise ValueError("shots_s: a shot does not begin after the one before")
     found = [
         FaceSpan(person.person, _rows(span, f"people[{place}].spans[{number}]"))
         for place, person in enumerate(file.people)
