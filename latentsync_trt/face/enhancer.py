@@ -20,10 +20,11 @@ def load_enhancer(name: str) -> Enhancer:
         make: Callable[[], Enhancer] = check_enhancer(name).load()
     except (ImportError, AttributeError) as error:
         raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
-    made = make()
-    if not callable(getattr(made, "enhance", None)):
-        raise InputError(f"--enhancer {name}: {type(made).__name__} has no method `enhance`; install another version")
-    return made
+    enhancer = make()
+    if not callable(getattr(enhancer, "enhance", None)):
+        kind = type(enhancer).__name__
+        raise InputError(f"--enhancer {name}: {kind} has no method `enhance`; install another version of its package")
+    return enhancer
 
 
 def check_enhancer(name: str) -> EntryPoint:

@@ -181,7 +181,7 @@ def plans(networks: Networks) -> dict[str, GraphPlan]:
 
 
 def error_of(cuda_graph: Path, plan: GraphPlan, folder: Path) -> float:
-    """The largest error beside PyTorch, computed on the CPU, whose operators the graph is written out in."""
+    """The largest error beside PyTorch of the graph, written out in operators that the CPU has."""
     path = folder / "written_out.onnx"
     onnx.save(written_out(onnx.load(cuda_graph)), path)
     return verify_graph(path, plan, plan.module, "fp32")
