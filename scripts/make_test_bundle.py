@@ -24,12 +24,10 @@ TARGET = small_bundle()
 FRAMES = 16
 UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
 
-UNET = replace(narrow.UNET, widths=(32,), attention=(True,), motion_down=(True,), motion_up=(False,))
-
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        sources = narrow.write_sources(Path(folder) / "sources", UNET, vae_widths=(8, 8, 8, 8))
+        sources = narrow.write_sources(Path(folder) / "sources", narrow.ONE_LEVEL, vae_widths=(8, 8, 8, 8))
         options = narrow.narrow_options(sources, Path(folder) / "demo", resolution=RESOLUTION_PX, frames=FRAMES)
         bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}"))
         manifest = read_manifest(bundle)

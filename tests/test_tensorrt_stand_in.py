@@ -176,7 +176,7 @@ def test_two_versions_of_tensorrt_are_an_error(stand_in: StandIn) -> None:
 def test_the_second_gpu_builds_and_runs(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("second_gpu", machine={"STAND_IN_GPUS": "2"}, bundle=SMALL)
     assert answer["gpu"] == "Stand-in GPU 1"
-    assert answer["used"][1] > MB / 2 > answer["used"][0]
+    assert answer["used"][1] > MB > answer["used"][0]
     assert ended.count("builder visible=1$") == 1
 
 

@@ -30,8 +30,6 @@ _INSIDE = {
 _NAMING = {"external data": b"location", "attribute": b"ep_cache_context"}
 """Keys whose values are names of files: of tensors, and of the engine that ONNX Runtime's node `EPContext` loads."""
 
-_KEYS = tuple(_NAMING.values())
-
 
 class WeightsFile:
     """A new file of tensors, shared by the graphs of a network: equal tensors are stored once."""
@@ -92,7 +90,7 @@ def external_files(message: bytes, kind: str = "model") -> Iterator[bytes]:
         inside = _INSIDE[kind].get(field.field_number, "") if isinstance(field.data, bytes) else ""
         if inside in texts:
             texts[inside].append(field.data)
-        elif inside and any(key in field.data for key in _KEYS):  # else nothing in it names a file
+        elif inside and any(key in field.data for key in _NAMING.values()):  # else nothing in it names a file
             yield from external_files(field.data, inside)
     if _NAMING.get(kind) in texts["key"]:
         yield from texts["value"]

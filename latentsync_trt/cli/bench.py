@@ -137,8 +137,8 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     lines, notes = [*_lines(sides), *found.lines()], [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
     texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
-    context = {"facts": named, "notes": notes, "finished": are_videos}
-    write_page(output, "compare.html.j2", clip=found, **figures, **texts, **context)
+    figures |= {"facts": named, "notes": notes, "finished": are_videos}
+    write_page(output, "compare.html.j2", clip=found, **figures, **texts)
     if as_json:
         about = sides or [{"name": name} for name in names]
         content = {"environment": facts, "a": about[0], "b": about[1], "settings": settings}

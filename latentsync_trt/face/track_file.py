@@ -155,15 +155,20 @@ def read_tracks(path: Path) -> Tracks:
     """The tracks saved in `path`; raises `InputError`, which names the place, if it holds something else."""
     file = from_json(_File, read_text(path, "write it with latentsync-trt faces"), path, InputError)
     try:
-        return Tracks(file.clip, file.shots_s, _spans(file), _speaks(file))
+        return Tracks(file.clip, _shots_s(file), _spans(file), _speaks(file))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _spans(file: _File) -> tuple[FaceSpan, ...]:
-    """Raises `ValueError` that says where in the file, or who and when."""
+def _shots_s(file: _File) -> tuple[float, ...]:
+    """When shots begin; raises `ValueError` if they are not in order."""
     if not all(earlier < later for earlier, later in pairwise(file.shots_s)):
         raise ValueError("shots_s: a shot does not begin after the one before")
+    return file.shots_s
+
+
+def _spans(file: _File) -> tuple[FaceSpan, ...]:
+    """Raises `ValueError` that says where in the file, or who and when."""
     found = [
         FaceSpan(person.person, _rows(span, f"people[{place}].spans[{number}]"))
         for place, person in enumerate(file.people)

@@ -20,8 +20,7 @@ UNET = replace(narrow.UNET, widths=(64, 128), motion_down=(False, False), motion
 """Two channels in a group of the norms, the fewest that the CUDA form's kernel takes; and no more parts than must be
 traced, which is what costs time."""
 
-ONE_LEVEL = replace(narrow.UNET, widths=(64,), attention=(True,), motion_down=(True,), motion_up=(False,))
-"""Traced in two thirds of the time of two levels."""
+ONE_LEVEL = replace(narrow.ONE_LEVEL, widths=(64,))
 
 SIZES = {"dynamic": True, "resolution": 192, "min_resolution": 64}
 

@@ -175,9 +175,13 @@ def networks(one_level: Sources) -> Networks:
     return load_networks(one_level, options_of(), torch.float32)
 
 
+def plans_of(networks: Networks) -> dict[str, GraphPlan]:
+    return {plan.name: plan for plan in plan_graphs(networks, options_of())}
+
+
 @pytest.fixture(scope="module")
 def plans(networks: Networks) -> dict[str, GraphPlan]:
-    return {plan.name: plan for plan in plan_graphs(networks, options_of())}
+    return plans_of(networks)
 
 
 def error_of(cuda_graph: Path, plan: GraphPlan, folder: Path) -> float:
@@ -196,11 +200,8 @@ def test_cuda_graph_computes_the_same_as_pytorch(
 
 @pytest.mark.slow
 def test_cuda_graph_of_two_levels_computes_the_same_as_pytorch(sources: Sources, tmp_path: Path) -> None:
-    options = narrow.narrow_options(sources, tmp_path / "bundle")
-    folder = export_only((FULL_STEP,), options)
-    (plan,) = (
-        each for each in plan_graphs(load_networks(sources, options, torch.float32), options) if each.name == FULL_STEP
-    )
+    folder = export_only((FULL_STEP,), narrow.narrow_options(sources, tmp_path / "bundle"))
+    plan = plans_of(load_networks(sources, options_of(), torch.float32))[FULL_STEP]
     assert error_of(folder / f"{FULL_STEP}.cuda.onnx", plan, tmp_path) <= SAME
 
 

@@ -163,10 +163,10 @@ def other_version(bundle: str) -> dict[str, str]:
 def second_gpu(bundle: str) -> dict[str, Any]:
     """Opens an engine on the second of two GPUs."""
     engines = _engines(bundle, [], device=1)
-    session = engines.open("vae_encoder").session
+    session = engines.open("denoise_step").session
     used = ctypes.CDLL("libcudart.so.13").stand_in_used_bytes
     used.restype = ctypes.c_size_t
-    return {"gpu": engines.key("vae_encoder").gpu, "used": [used(0), used(1)], "open": session.provider}
+    return {"gpu": engines.key("denoise_step").gpu, "used": [used(0), used(1)], "open": session.provider}
 
 
 def main() -> None:
