@@ -54,7 +54,8 @@ class VideoInfo:
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
     time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
-    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture.
+    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture, as are `views`, which say
+    that it is not a plain picture: "360°" or "3D".
     `time_base`: seconds of which all its times are multiples.
     """
 
@@ -70,6 +71,7 @@ class VideoInfo:
     time_base: Fraction | None = None
     hdr: HdrMetadata = HdrMetadata()
     captions: bool = False
+    views: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

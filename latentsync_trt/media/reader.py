@@ -27,6 +27,7 @@ _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
+_VIEWS = {Type.SPHERICAL: "360°", Type.STEREO3D: "3D"}
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 
@@ -43,6 +44,7 @@ def probe(path: Path) -> VideoInfo:
                 raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
             hdr, captions = metadata_of(frame), Type.A53_CC in cast(Any, frame.side_data)
+            views = tuple(view for kind, view in _VIEWS.items() if kind in cast(Any, frame.side_data))
             planes = FrameConverter().planes(frame)
         aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
         return VideoInfo(
@@ -59,6 +61,7 @@ def probe(path: Path) -> VideoInfo:
             time_base=time_base_of(stream),
             hdr=hdr,
             captions=captions,
+            views=views,
         )
 
 
