@@ -1,6 +1,7 @@
 """Parts of a video in the making: joined to the exact stamps, and gone on with after an end at any moment."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -182,6 +183,21 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert len(content(output)) == 60
     (tmp_path / "elsewhere").unlink(missing_ok=True)
     assert names(tmp_path) == [".mkv"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a right on Windows")
+def test_parts_and_result_of_a_linked_output_lie_where_the_link_leads(tmp_path: Path) -> None:
+    """On the disk that has the room for them; what was private stays so."""
+    link, real = tmp_path / "out.mkv", tmp_path / "large" / "real.mkv"
+    real.parent.mkdir()
+    real.touch(0o600)
+    link.symlink_to(real)
+    assert interrupted(link).parent == real.parent
+    assert write(link, list(range(41)), FIFTIETH, replace(WORK, resume=True)) > 0
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert len(content(real)) == 40
+    assert names(real.parent) == [".mkv"]
 
 
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
-from latentsync_trt.files import KEPT_NAME, put_in_place, temporary_folder, work_folder
+from latentsync_trt.files import KEPT_NAME, end_of_links, put_in_place, temporary_folder, work_folder
 from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input, writing
@@ -114,9 +114,10 @@ class VideoWriter:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            kept, place = (temporary_folder, self.output.parent) if self._work is None else (work_folder, self.output)
-            self._folder = opened.enter_context(kept(place))
+            place = end_of_links(self.output)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            kept = temporary_folder(place.parent) if self._work is None else work_folder(place)
+            self._folder = opened.enter_context(kept)
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
             self._cleanup = opened.pop_all()

@@ -11,6 +11,7 @@ from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
+from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import kept_on_disk, most_in_flight, without_rgb
 from latentsync_trt.media.playback import Playback, notices_of_rate
@@ -63,7 +64,7 @@ def aligned_frames(
         pixel_aspect=inputs.info.sample_aspect_ratio,
         clock=run.clock,
     )
-    store = partial(kept_on_disk, folder=inputs.output.parent) if stages.on_disk else None
+    store = partial(kept_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
     frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
