@@ -15,7 +15,7 @@ from typing import Self
 from av import FFmpegError
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.errors import InputError, NoFaceError, OutputError
+from latentsync_trt.errors import InferenceError, InputError, NoFaceError, OutOfMemory, OutputError
 from latentsync_trt.files import KEPT_NAME, end_of_links, put_in_place, temporary_folder, work_folder
 from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
 from latentsync_trt.media.decoding import is_photo
@@ -32,6 +32,9 @@ from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 _NEAR_LOSSLESS_CRF = 10
+
+# After which the same command may succeed: Ctrl-C, a lack of memory, a lost GPU, a full disk.
+_CAN_GO_ON = (KeyboardInterrupt, OutOfMemory, InferenceError, OutputError)
 _FINE_PER_S = 600
 
 _PREVIEW_PX = 720
@@ -168,18 +171,16 @@ class VideoWriter:
             self._finished.write(self._folder)
 
     def _end_part(self, error: BaseException | None) -> None:
-        """Closes the open part where it stops, so that the next run can go on there; drops it if that fails, or is of
-        no use: what an earlier run has kept would be lost, or an input has to be changed."""
-        if self._part is None:
+        """Closes the open part where it stops, so that the next run can go on there; drops it if that fails, what an
+        earlier run has kept would be lost, or the same command would fail again."""
+        part = self._part
+        if part is None:
             return
-        earlier = not self._finished.parts and (self._folder / KEPT_NAME).exists()
-        part, is_kept = self._part, self._work is not None and not earlier and not isinstance(error, InputError)
-        try:
-            if is_kept:
+        replaces = not self._finished.parts and (self._folder / KEPT_NAME).exists()
+        if self._work is not None and isinstance(error, _CAN_GO_ON) and not replaces:
+            with contextlib.suppress(FFmpegError, OSError):  # `error` says what is wrong
                 self._close_part(self._stamp(self.end_s))
                 return
-        except (FFmpegError, OSError):
-            pass  # `error` says what is wrong
         part.abandon()
 
     def _finish(self) -> None:
