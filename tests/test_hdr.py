@@ -3,8 +3,6 @@
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import av
 import numpy as np
@@ -63,16 +61,10 @@ def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, lip_sync: LipSync
         assert (bottom - top) * (right - left) < luma.size / 4
 
 
-def decoded_with(transfer: int, *entries: tuple[Type, bytes]) -> Any:
-    """What the metadata are read of: a decoded picture with side data."""
-    made = [type("Entry", (bytes,), {"type": kind})(data) for kind, data in entries]
-    return SimpleNamespace(color_trc=transfer, side_data=made)
-
-
 def test_dolby_vision_needs_a_picture_for_other_displays() -> None:
     with pytest.raises(InputError, match=r"Dolby Vision .* export it as HDR10, HLG or SDR"):
-        metadata_of(decoded_with(2, (Type.DOVI_METADATA, b"")))
-    compatible = metadata_of(decoded_with(HLG, (Type.DOVI_METADATA, b""), (Type.DYNAMIC_HDR_PLUS, b"")))
+        metadata_of(2, {Type.DOVI_METADATA: b""})
+    compatible = metadata_of(HLG, {Type.DOVI_METADATA: b"", Type.DYNAMIC_HDR_PLUS: b""})
     assert compatible == HdrMetadata(dynamic=("Dolby Vision", "HDR10+"))
     info = VideoInfo(64, 64, None, "yuv420p10le", False, Fraction(1), ColorTags(9, HLG, 9), hdr=compatible)
     (notice,) = choose_encoder(SyncOptions(), info).notices

@@ -1,7 +1,7 @@
 """Converts FFmpeg's frames to upright planes, and planes to frames; what frames say of HDR."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, cast
@@ -13,6 +13,7 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix
+from latentsync_trt.media.decoding import filtered
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
@@ -24,26 +25,42 @@ _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
 
-# PyAV raises for every frame that has side data which it has no name for, as EXIF in a
-# photograph: here, such data get the name of a kind that nothing reads.
-SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
-
 _DYNAMIC = {
     SideDataType.DOVI_RPU_BUFFER: "Dolby Vision",
     SideDataType.DOVI_METADATA: "Dolby Vision",
     SideDataType.DYNAMIC_HDR_PLUS: "HDR10+",
     SideDataType.DYNAMIC_HDR_VIVID: "HDR Vivid",
 }
+_READ_KINDS = {
+    SideDataType.DISPLAYMATRIX,
+    SideDataType.A53_CC,
+    SideDataType.CONTENT_LIGHT_LEVEL,
+    SideDataType.MASTERING_DISPLAY_METADATA,
+    *_DYNAMIC,
+}
+# FFmpeg 8.1 has 31 kinds of side data. The rest is room for later versions.
+_KINDS = 64
 
 
-def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
+def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
+    """The side data that are read here, by their kind.
+
+    FFmpeg removes all others first. PyAV would free the metadata of side data a second time, which ends the process:
+    a PNG has the name of its color profile there. For kinds that it has no name for, as Exif, it raises an error.
+    """
+    read: list[Any] = [kind.value for kind in _READ_KINDS]
+    unread = [("sidedata", f"delete:{number}") for number in range(_KINDS) if number not in read]
+    entries: Any = filtered([frame], *unread).side_data
+    return {entry.type: bytes(entry) for entry in entries}
+
+
+def orientation_of(side_data: Mapping[SideDataType, bytes]) -> tuple[bool, int, int]:
     """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns."""
-    side_data: Any = frame.side_data
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:
         return False, 1, 1
     # Row vectors: x' = a·x + c·y, y' = b·x + d·y, in 16.16 fixed point and machine byte order.
-    a, b, _, c, d, *_ = struct.unpack("=9i", bytes(matrix))
+    a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
     if (a or d) and (b or c):
         raise InputError("its display matrix rotates by an angle that is not a multiple of 90°")
     across, down = (c, b) if b or c else (a, d)
@@ -79,7 +96,7 @@ class FrameConverter:
         # Read once: PyAV's frames and their side data form reference cycles, so each
         # frame would stay in memory until garbage collection.
         if self._first is None:
-            upright = orientation_of(frame)
+            upright = orientation_of(side_data_of(frame))
             name = _coded_format(frame.format, transposed=upright[0])
             self._first = upright, color, name, VideoFormat(name).components[0].bits
         (transpose, down, across), common, wanted, bits = self._first
@@ -155,12 +172,11 @@ def views(frame: VideoFrame) -> list[SampleArray]:
     return [samples.reshape(plane.height, -1)[:, : plane.width] for plane, samples in zip(planes, stored, strict=True)]
 
 
-def metadata_of(frame: VideoFrame) -> HdrMetadata:
-    """The HDR metadata of a decoded frame; `InputError` for Dolby Vision in its own color space (profile 5)."""
-    entries: Any = frame.side_data
-    data = {entry.type: bytes(entry) for entry in entries}
+def metadata_of(transfer: int, data: Mapping[SideDataType, bytes]) -> HdrMetadata:
+    """The HDR metadata in the side data of a frame; `InputError` for Dolby Vision in its own color space (profile 5).
+    `transfer`: the frame's, as in `ColorTags`."""
     dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
-    if "Dolby Vision" in dynamic and int(frame.color_trc) == UNSPECIFIED:
+    if "Dolby Vision" in dynamic and transfer == UNSPECIFIED:
         what = "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders show"
         raise InputError(f"{what}; export it as HDR10, HLG or SDR")
     mastering, light = None, data.get(SideDataType.CONTENT_LIGHT_LEVEL)

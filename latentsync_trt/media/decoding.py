@@ -53,7 +53,7 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
             raise InputError(f"its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height}")
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
-        yield _filtered([frame], ("crop", crop)) if crop else frame
+        yield filtered([frame], ("crop", crop)) if crop else frame
 
 
 def _crop(stream: VideoStream) -> str:
@@ -69,7 +69,7 @@ def _crop(stream: VideoStream) -> str:
     return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1" if edges else ""
 
 
-def _filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
+def filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
     """What FFmpeg's filters, each with its options, make of frames, all of which the first one takes."""
     graph = Graph()
     graph.threads = 1
@@ -134,7 +134,7 @@ def _composed(path: Path, container: InputContainer) -> VideoFrame:
         elif kind == b"clap":
             place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
             filters.append(("crop", place.format(*struct.unpack(">IIIIiIiI", content))))
-    photo = _filtered([parts[tile] for tile in tiles], *filters)
+    photo = filtered([parts[tile] for tile in tiles], *filters)
     photo.color_primaries, photo.color_trc = first.color_primaries, first.color_trc
     photo.colorspace, photo.color_range = first.colorspace, first.color_range
     return photo

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 from av import VideoFrame, VideoStream
@@ -14,7 +13,7 @@ from av.sidedata.sidedata import Type
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
-from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
+from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, side_data_of, views
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.pictures import LazyRgb
@@ -38,11 +37,12 @@ def probe(path: Path) -> VideoInfo:
             frame = next(decoded(path, container, stream), None)
             if frame is None:
                 raise InputError("it has no picture")
-            transposed, *_ = orientation_of(frame)
+            side_data = side_data_of(frame)
+            transposed, *_ = orientation_of(side_data)
             if stream.metadata.get("alpha_mode") == "1":  # which FFmpeg's decoders of VP8 and VP9 leave out
                 raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
-            hdr, captions = metadata_of(frame), Type.A53_CC in cast(Any, frame.side_data)
+            hdr = metadata_of(int(frame.color_trc), side_data)
             planes = FrameConverter().planes(frame)
         aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
         return VideoInfo(
@@ -58,7 +58,7 @@ def probe(path: Path) -> VideoInfo:
             start_s=start_s,
             time_base=time_base_of(stream),
             hdr=hdr,
-            captions=captions,
+            captions=Type.A53_CC in side_data,
         )
 
 
