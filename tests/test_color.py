@@ -7,6 +7,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.reader import probe, read_frames
@@ -61,6 +62,23 @@ def test_gray_is_read_in_the_range_of_its_tag(tmp_path: Path, pixel_format: str,
     (frame,) = read_frames(source)
     assert frame.rgb[10, 10].tolist() == [0] * 3
     assert frame.rgb[10, 90].tolist() == [255] * 3
+
+
+@pytest.mark.parametrize("name", ["1.jpg", "1.tif", "1.jp2", "1.pgm", "1.tga", "1.pbm", "1.avi"])
+def test_gray_without_a_tag_has_full_range(tmp_path: Path, name: str) -> None:
+    """Pictures of common forms, and raw video."""
+    levels, source = np.full((64, 96), 128, np.uint8), tmp_path / name
+    levels[:16] = 0
+    levels[48:] = 255
+    if name == "1.avi":
+        gray = av.VideoFrame.from_ndarray(levels, format="gray")
+        write_video(source, [gray] * 2, codec="rawvideo", pixel_format="gray")
+    else:
+        Image.fromarray(levels).convert("1" if name == "1.pbm" else "L", dither=None).save(source)
+    frame = next(read_frames(source))
+    assert frame.rgb[[4, 60], 50, 1].tolist() == [0, 255]
+    assert name == "1.pbm" or frame.rgb[32, 50, 1] == 128
+    assert probe(source).color.full_range
 
 
 def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) -> None:

@@ -130,14 +130,18 @@ def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: 
 
 
 def _planes_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range."""
-    full_range = frame.format.name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
+    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range. Gray without a tag, as in
+    photographs and raw video, has full range: the decoders of codecs that assume the limited one tag it."""
+    is_gray = len(frame.format.components) < 3
+    full_range = _FULL_RANGE.get(int(frame.color_range))
+    if frame.format.name.startswith("yuvj") or (is_gray and full_range is None):
+        full_range = True
     color = ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
     if frame.format.is_rgb or frame.format.has_palette:
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:
         return color
-    if len(frame.format.components) > 2:
+    if not is_gray:
         raise InputError("its planes are YUV, but have the tag of RGB's color matrix; convert the video to BT.709")
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
