@@ -55,7 +55,8 @@ class VideoInfo:
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
     time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
     frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture.
-    `time_base`: seconds of which all its times are multiples.
+    `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a chroma sample lies to the right
+    of and below the first pixel that it covers, in half pixels; None where the file does not say.
     """
 
     width_px: int
@@ -70,6 +71,7 @@ class VideoInfo:
     time_base: Fraction | None = None
     hdr: HdrMetadata = HdrMetadata()
     captions: bool = False
+    chroma_place: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

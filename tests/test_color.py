@@ -13,6 +13,7 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags
 from tests.clips import HEVC, numbered, rewritten, write_video
+from tests.pictures import decoded_planes
 
 TAGGED = ColorTags(9, 14, 9, full_range=False)
 """BT.2020 of limited range."""
@@ -79,6 +80,56 @@ def test_gray_without_a_tag_has_full_range(tmp_path: Path, name: str) -> None:
     assert frame.rgb[[4, 60], 50, 1].tolist() == [0, 255]
     assert name == "1.pbm" or frame.rgb[32, 50, 1] == 128
     assert probe(source).color.full_range
+
+
+LEFT, CENTER, TOP_LEFT, TOP = (0, 1), (1, 1), (0, 0), (1, 0)
+"""How far a chroma sample lies to the right of and below the first pixel that it covers, in half pixels."""
+
+DEEP = {"codec": "libx265", "pixel_format": "yuv420p10le"}
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "output", "codec", "kept"),
+    [
+        (DEEP, "topleft", "out.mp4", "hevc", TOP_LEFT),  # as HDR10 has it
+        (DEEP, "topleft", "out.mp4", "av1", TOP_LEFT),
+        ({}, "center", "out.mov", "h264", CENTER),
+        ({}, "center", "out.mkv", "av1", CENTER),
+        ({}, "center", "out.mp4", "av1", None),
+        ({}, "center", "out.mkv", "ffv1", CENTER),
+        ({"rotation": (270, False, False)}, "left", "out.mkv", "ffv1", TOP),
+        ({"rotation": (0, True, False)}, "left", "out.mkv", "ffv1", None),
+    ],
+)
+def test_the_place_of_chroma_samples_is_kept_or_its_loss_told(
+    tmp_path: Path, form: dict[str, Any], place: str, output: str, codec: str, kept: tuple[int, int] | None
+) -> None:
+    options = {**(HEVC if form == DEEP else {}), "chroma_sample_location": place}
+    source = write_video(tmp_path / "in.mov", numbered(2), options=options, **form)
+    writer = rewritten(source, tmp_path / output, codec=codec)
+    assert probe(tmp_path / output).chroma_place == kept
+    assert any("place of chroma" in notice for notice in writer.notices) == (kept is None)
+
+
+def test_chroma_moves_with_its_place(tmp_path: Path) -> None:
+    """From 4:2:0 whose samples lie at the top left to 4:2:2; from RGB to 4:2:0 with them at the left."""
+    ramp = np.linspace(60, 188, 64, dtype=np.uint8)
+    frame = av.VideoFrame(64, 64, "yuv420p")
+    for plane, levels in zip(frame.planes, (ramp, ramp[::2], ramp[::2]), strict=True):
+        plane.update(np.repeat(levels, plane.line_size).tobytes())
+    source = write_video(tmp_path / "in.mkv", [frame], codec="ffv1", options={"chroma_sample_location": "topleft"})
+    rewritten(source, tmp_path / "out.mov", codec="prores")
+    ((_, (_, blue, _)),) = decoded_planes(tmp_path / "out.mov")
+    assert abs((blue[4:60, 16] / 4 - ramp[4:60]).mean()) < 0.3  # elsewhere: 1
+
+    colors = np.full((64, 64, 3), 100, np.uint8)
+    colors[..., 2] = ramp
+    Image.fromarray(colors).save(tmp_path / "in.png")
+    rewritten(tmp_path / "in.png", tmp_path / "out.mkv", crf=0)
+    ((_, (_, blue, _)),) = decoded_planes(tmp_path / "out.mkv")
+    expected = 128 + (ramp[::2].astype(float) - 100) * 112 / 255
+    assert abs((blue[16] - expected)[4:28].mean()) < 0.15  # elsewhere: 0.45
+    assert probe(tmp_path / "out.mkv").chroma_place == LEFT
 
 
 def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) -> None:

@@ -51,6 +51,25 @@ _HDR_PARAMETERS = {
 }
 
 
+# FFmpeg's names for where chroma samples lie (`VideoInfo.chroma_place`); mirrored pictures have others, which no format
+# can state. Encoders write them into 4:2:0 only, and Matroska into its own header.
+_CHROMA_PLACES = {
+    (0, 1): "left",
+    (1, 1): "center",
+    (0, 0): "topleft",
+    (1, 0): "top",
+    (0, 2): "bottomleft",
+    (1, 2): "bottom",
+}
+_USUAL_PLACE = 0, 1
+_PLACES_OF = {
+    "libx264": tuple(_CHROMA_PLACES.values()),
+    "libx265": tuple(_CHROMA_PLACES.values()),
+    _SVT_AV1: ("left", "topleft"),
+}
+_PLACES_IN_MKV = "left", "center", "topleft", "top"
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """An encoder, by FFmpeg's name; `quality`: of its setting for quality the name, default and worst value; `speed`,
@@ -83,7 +102,7 @@ ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != 
 @dataclass(frozen=True, slots=True)
 class VideoEncoder:
     """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the format needs it;
-    `color`: its tags; `notices`: what it cannot preserve of the source."""
+    `color`: its tags; `chroma_place`: as in `VideoInfo`; `notices`: what it cannot preserve of the source."""
 
     codec: Codec
     ffmpeg: str
@@ -93,6 +112,23 @@ class VideoEncoder:
     color: ColorTags
     options: tuple[tuple[str, str], ...]
     notices: tuple[str, ...] = ()
+    chroma_place: tuple[int, int] | None = None
+
+    @property
+    def chroma_name(self) -> str | None:
+        """FFmpeg's name of `chroma_place`; None if it has none, or nothing is stated."""
+        return None if self.chroma_place is None else _CHROMA_PLACES.get(self.chroma_place)
+
+    def keeps_chroma_place(self, suffix: str) -> bool:
+        """Whether a container stores `chroma_place`, or readers assume it."""
+        sampling = _chroma_of(VideoFormat(self.pixel_format))
+        places = zip(sampling, self.chroma_place or _USUAL_PLACE, _USUAL_PLACE, strict=True)
+        if all(count == 16 or place == usual for count, place, usual in places):
+            return True
+        in_stream = _PLACES_OF.get(self.ffmpeg, ()) if sampling == (8, 8) else ()
+        # Readers of H.264 and HEVC in Matroska believe the stream, not the container.
+        in_header = _PLACES_IN_MKV if suffix == ".mkv" and self.codec not in ("h264", "hevc") else ()
+        return self.chroma_name in (*in_stream, *in_header)
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
@@ -224,8 +260,10 @@ def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> 
     if color.matrix == RGB_IDENTITY and not form.is_rgb:
         primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
         color = ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
-    encoder = VideoEncoder(codec, library.ffmpeg, form.name, *size, color, tuple(settings.items()))
-    return replace(encoder, notices=tuple(_losses(encoder, info)))
+    encoder = VideoEncoder(codec, library.ffmpeg, form.name, *size, color, (), chroma_place=_chroma_place(form, info))
+    if encoder.chroma_name is not None and (library.ffmpeg not in _PLACES_OF or _chroma_of(form) == (8, 8)):
+        settings["chroma_sample_location"] = encoder.chroma_name
+    return replace(encoder, options=tuple(settings.items()), notices=tuple(_losses(encoder, info)))
 
 
 def _settings_of(codec: Codec, name: str, options: SyncOptions) -> dict[str, str]:
@@ -280,6 +318,17 @@ def _nearest_format(library: Library, source: str) -> VideoFormat:
 def _chroma_of(form: VideoFormat) -> tuple[int, int]:
     """Chroma samples in 16 pixels along x and y."""
     return form.chroma_width(16), form.chroma_height(16)
+
+
+def _chroma_place(form: VideoFormat, info: VideoInfo) -> tuple[int, int] | None:
+    """Where chroma samples lie in pictures of `form`: as in the source and, along an axis on which that has
+    one for each pixel, where players expect them."""
+    source = _chroma_of(VideoFormat(info.pixel_format))
+    if info.chroma_place is None and source == _chroma_of(form):
+        return None
+    places = zip(source, info.chroma_place or _USUAL_PLACE, _USUAL_PLACE, strict=True)
+    x, y = (place if count == 8 else usual for count, place, usual in places)
+    return x, y
 
 
 def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Codes and light of a picture's planes, by its color tags (ITU-T H.273), and patches mixed into them. Pure.
 
 A chroma sample belongs to the center of the pixels it covers: conversion to RGB repeats it for all of them, and
-conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
+conversion back takes their mean. The two cancel out, so softly blended pixels do not drift. Where the samples of a
+file lie elsewhere (`VideoInfo.chroma_place`), the networks see colors half a pixel off, and painted colors move back.
 
 HDR becomes SDR for the networks per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
 

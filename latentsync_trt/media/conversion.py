@@ -67,6 +67,15 @@ def orientation_of(side_data: Mapping[SideDataType, bytes]) -> tuple[bool, int, 
     return bool(b or c), -1 if down < 0 else 1, -1 if across < 0 else 1
 
 
+def upright_place(place: tuple[int, int] | None, orientation: tuple[bool, int, int]) -> tuple[int, int] | None:
+    """The place of chroma samples, as in `VideoInfo`, in pictures that were made upright as `orientation_of` says."""
+    if place is None:
+        return None
+    transpose, down, across = orientation
+    x, y = reversed(place) if transpose else place
+    return x if across > 0 else 2 - x, y if down > 0 else 2 - y
+
+
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one. Without alpha. Gray
     and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8."""

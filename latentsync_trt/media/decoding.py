@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _MOST_BYTES = 100_000_000
 # In Matroska a value begins with its length. After width and height of a video follow, among others, pixels to hide.
 _NUMBERS = re.compile(rb"(?s)\xb0[\x81-\x84].{1,4}?\xba[\x81-\x84].{1,4}?((?:[\x9a\x9d]\x81.|[ST].(?:\x81.|\x82..))+)")
 _EDGE = re.compile(rb"(?s)T([\xaa\xbb\xcc\xdd])(\x81.|\x82..)")
+# Along x and y: 1 at the first pixel that a chroma sample covers, 2 between both.
+_CHROMA_PLACE = re.compile(rb"\x55\xb7\x81([\1\2])\x55\xb8\x81([\1\2])")
 
 _Box = tuple[bytes, memoryview]  # name and content
 
@@ -56,17 +59,28 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
         yield filtered([frame], ("crop", crop)) if crop else frame
 
 
+def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
+    """Where the chroma samples of coded pictures lie, as in `VideoInfo`."""
+    place = _CHROMA_PLACE.search(_matroska_header(stream))
+    return (place[1][0] - 1, place[2][0] - 1) if place else None
+
+
 def _crop(stream: VideoStream) -> str:
-    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing.
-    PyAV passes it on to outputs only: what Matroska's muxer writes is read."""
+    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing."""
+    numbers = _NUMBERS.search(_matroska_header(stream))
+    edges = {name: int.from_bytes(number[1:]) for name, number in _EDGE.findall(numbers[1] if numbers else b"")}
+    bottom, top, left, right = (edges.get(name, 0) for name in (b"\xaa", b"\xbb", b"\xcc", b"\xdd"))
+    return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1" if edges else ""
+
+
+def _matroska_header(stream: VideoStream) -> bytes:
+    """What Matroska's muxer writes of a stream, with properties that PyAV passes on to outputs only; empty for codecs
+    that Matroska does not hold."""
     header = BytesIO()
     with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
         output.add_stream_from_template(stream, opaque=True)
         output.start_encoding()
-    numbers = _NUMBERS.search(header.getvalue())
-    edges = {name: int.from_bytes(number[1:]) for name, number in _EDGE.findall(numbers[1] if numbers else b"")}
-    bottom, top, left, right = (edges.get(name, 0) for name in (b"\xaa", b"\xbb", b"\xcc", b"\xdd"))
-    return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1" if edges else ""
+    return header.getvalue()
 
 
 def filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
@@ -74,8 +88,9 @@ def filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFr
     graph = Graph()
     graph.threads = 1
     nodes = [*(graph.add(*each) for each in filters), graph.add("buffersink")]
+    time_base = frames[0].time_base or Fraction(1)
     for place, frame in enumerate(frames):
-        source = graph.add_buffer(None, frame.width, frame.height, frame.format, time_base=frames[0].time_base)
+        source = graph.add_buffer(None, frame.width, frame.height, frame.format, time_base=time_base)
         source.link_to(nodes[0], 0, place)
     graph.link_nodes(*nodes).configure()
     for place, frame in enumerate(frames):

@@ -16,6 +16,7 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import BT709, RGB_IDENTITY, apply_patch, coding_of, hdr_of, levels_of, planes_of
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
+from latentsync_trt.media.decoding import filtered
 from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
@@ -118,7 +119,8 @@ def without_rgb(frame: Frame) -> Frame:
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
     """The source of frames without planes: 8-bit RGB, written as that, or as 4:2:0 in BT.709."""
     color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
-    return VideoInfo(width_px, height_px, None, "gbrp" if rgb else "yuv420p", False, Fraction(1), color)
+    form, place = ("gbrp", None) if rgb else ("yuv420p", (1, 1))
+    return VideoInfo(width_px, height_px, None, form, False, Fraction(1), color, chroma_place=place)
 
 
 class PictureMaker:
@@ -136,6 +138,8 @@ class PictureMaker:
         planes = planes_of(frame.rgb, self._info.color) if frame.planes is None else frame.planes
         picture = frame_of(planes, encoder.width_px, encoder.height_px, patches)
         if picture.format.name != encoder.pixel_format:
+            if encoder.chroma_name is not None:  # without it, swscale takes the center
+                picture = filtered([picture], ("setparams", f"chroma_location={encoder.chroma_name}"))
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))
             picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)
         color = encoder.color

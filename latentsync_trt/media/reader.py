@@ -13,8 +13,16 @@ from av.sidedata.sidedata import Type
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
-from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, side_data_of, views
-from latentsync_trt.media.decoding import decoded, is_photo
+from latentsync_trt.media.conversion import (
+    FrameConverter,
+    format_of,
+    metadata_of,
+    orientation_of,
+    side_data_of,
+    upright_place,
+    views,
+)
+from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
@@ -38,7 +46,7 @@ def probe(path: Path) -> VideoInfo:
             if frame is None:
                 raise InputError("it has no picture")
             side_data = side_data_of(frame)
-            transposed, *_ = orientation_of(side_data)
+            orientation = orientation_of(side_data)
             if stream.metadata.get("alpha_mode") == "1":  # which FFmpeg's decoders of VP8 and VP9 leave out
                 raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
@@ -52,13 +60,14 @@ def probe(path: Path) -> VideoInfo:
             pixel_format=format_of(planes),
             # FFmpeg's 0 and 1 are "unknown" and "progressive".
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
-            sample_aspect_ratio=1 / aspect if transposed else aspect,
+            sample_aspect_ratio=1 / aspect if orientation[0] else aspect,
             frames_per_s=frames_per_s(stream),
             color=planes.color,
             start_s=start_s,
             time_base=time_base_of(stream),
             hdr=hdr,
             captions=Type.A53_CC in side_data,
+            chroma_place=upright_place(chroma_place_of(stream), orientation),
         )
 
 
