@@ -14,10 +14,20 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, apply_patch, coding_of, hdr_of, levels_of, planes_of
+from latentsync_trt.media.color import (
+    BT709,
+    RGB_IDENTITY,
+    apply_patch,
+    coding_of,
+    full_codes,
+    hdr_levels,
+    hdr_of,
+    levels_of,
+    planes_of,
+)
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
 from latentsync_trt.media.decoding import filtered
-from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 # Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages.
@@ -38,8 +48,7 @@ class LazyRgb:
         height, width = planes.y.shape
         self.shape = height, width, 3
         self._planes, self._hdr = planes, hdr_of(planes.color.transfer)
-        self._white = _WHITE if planes.bits == 8 and self._hdr is None else _DEEP_WHITE
-        self._matrix = levels_of(coding_of(planes.color, width, height, planes.bits), self._white)
+        self._coding = coding_of(planes.color, width, height, planes.bits)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
@@ -67,25 +76,16 @@ class LazyRgb:
         import cv2  # not where inputs are checked, which need other parts of this module
 
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        steps = (1, 1), *2 * (self._planes.pixels_per_sample,)
-        codes = list[SampleArray]()
-        for plane, (down, across) in zip((self._planes.y, self._planes.u, self._planes.v), steps, strict=True):
-            part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
-            part = part[:, left * TILE_PX // across : right * TILE_PX // across]
-            if down * across > 1:  # a sample twice in a row: one number of twice the bits
-                own, double = part.dtype, np.dtype(f"u{across * part.itemsize}")
-                factor = 1 if across == 1 else int(np.iinfo(own).max) + 2
-                repeated = np.empty((len(part), down, part.shape[1]), double)
-                np.multiply(part[:, None], double.type(factor), out=repeated)
-                part = repeated.view(own).reshape(down * len(part), -1)
-            codes.append(part[: tiles.shape[0], : tiles.shape[1]])
-        whole = np.empty(tiles.shape, codes[0].dtype)
-        cv2.merge(codes, dst=whole)
-        if self._white == _WHITE:
-            cv2.transform(whole, self._matrix, dst=tiles)
-            return
-        made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
-        tiles[:] = self._hdr.sdr[made] if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
+        height, width, _ = tiles.shape
+        y, x = top * TILE_PX, left * TILE_PX
+        whole = full_codes(self._planes, slice(y, y + height), slice(x, x + width))
+        if self._hdr is not None:
+            tiles[:] = self._hdr.sdr[hdr_levels(whole, self._coding)]
+        elif self._planes.bits == 8:
+            cv2.transform(whole, levels_of(self._coding, _WHITE), dst=tiles)
+        else:
+            deep = cv2.transform(whole.astype(np.uint16), levels_of(self._coding, _DEEP_WHITE))
+            tiles[:] = cv2.convertScaleAbs(deep, alpha=_WHITE / _DEEP_WHITE)
 
 
 def most_in_flight(info: VideoInfo) -> int:
