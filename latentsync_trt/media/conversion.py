@@ -76,6 +76,14 @@ def upright_place(place: tuple[int, int] | None, orientation: tuple[bool, int, i
     return x if across > 0 else 2 - x, y if down > 0 else 2 - y
 
 
+def upright_field(top_first: bool | None, orientation: tuple[bool, int, int]) -> bool | None:
+    """As `VideoInfo.top_field_first`, in pictures that were made upright: transposed, they have no fields of rows."""
+    transpose, down, _ = orientation
+    if transpose or top_first is None:
+        return None
+    return top_first == (down > 0)
+
+
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one. Without alpha. Gray
     and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8 bits 8."""

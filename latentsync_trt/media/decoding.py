@@ -29,6 +29,9 @@ _EDGE = re.compile(rb"(?s)T([\xaa\xbb\xcc\xdd])(\x81.|\x82..)")
 # Along x and y: 1 at the first pixel that a chroma sample covers, 2 between both.
 _CHROMA_PLACE = re.compile(rb"\x55\xb7\x81([\1\2])\x55\xb8\x81([\1\2])")
 
+# By FFmpeg's number of the order in which fields are stored and shown.
+_TOP_FIELD_FIRST = {2: True, 3: False, 4: True, 5: False}
+
 _Box = tuple[bytes, memoryview]  # name and content
 
 
@@ -63,6 +66,18 @@ def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
     """Where the chroma samples of coded pictures lie, as in `VideoInfo`."""
     place = _CHROMA_PLACE.search(_matroska_header(stream))
     return (place[1][0] - 1, place[2][0] - 1) if place else None
+
+
+def top_field_first(stream: VideoStream, frame: VideoFrame) -> bool | None:
+    """Of an interlaced frame, whether its top field is the earlier one; None where neither it nor the container says
+    so, and for progressive ones."""
+    if not frame.interlaced_frame:
+        return _TOP_FIELD_FIRST.get(stream.codec_context.field_order)
+    try:
+        filtered([frame], ("select", "eq(interlace_type,TOPFIRST)"))
+    except BlockingIOError:  # it was not selected
+        return False
+    return True
 
 
 def _crop(stream: VideoStream) -> str:

@@ -137,9 +137,10 @@ class PictureMaker:
         encoder = self._encoder
         planes = planes_of(frame.rgb, self._info.color) if frame.planes is None else frame.planes
         picture = frame_of(planes, encoder.width_px, encoder.height_px, patches)
-        if picture.format.name != encoder.pixel_format:
-            if encoder.chroma_name is not None:  # without it, swscale takes the center
-                picture = filtered([picture], ("setparams", f"chroma_location={encoder.chroma_name}"))
+        converts = picture.format.name != encoder.pixel_format
+        if encoder.frame_tags and (converts or encoder.top_field_first is not None):
+            picture = filtered([picture], ("setparams", encoder.frame_tags))
+        if converts:
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))
             picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)
         color = encoder.color

@@ -19,10 +19,11 @@ from latentsync_trt.media.conversion import (
     metadata_of,
     orientation_of,
     side_data_of,
+    upright_field,
     upright_place,
     views,
 )
-from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo
+from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo, top_field_first
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
@@ -68,6 +69,7 @@ def probe(path: Path) -> VideoInfo:
             hdr=hdr,
             captions=Type.A53_CC in side_data,
             chroma_place=upright_place(chroma_place_of(stream), orientation),
+            top_field_first=upright_field(top_field_first(stream, frame), orientation),
         )
 
 
