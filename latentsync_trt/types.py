@@ -54,10 +54,10 @@ class VideoInfo:
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
     time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
-    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture. `top_field_first`: of an
-    interlaced one, whether its top field is the earlier one; None where that is not stated.
-    `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a chroma sample lies to the right
-    of and below the first pixel that it covers, in half pixels; None where the file does not say.
+    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture.
+    `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a chroma sample
+    lies to the right of and below the first pixel that it covers, in half pixels; None where the file
+    does not say. `top_field_first`: of interlaced pictures, whether the top field is the earlier one.
     """
 
     width_px: int

@@ -78,8 +78,8 @@ for path in map(Path, sys.argv[1:]):
 
 
 def test_what_pictures_say_of_themselves_is_no_obstacle(tmp_path: Path) -> None:
-    """Color profile, Exif, XMP, and a second picture behind the first, as gain maps of HDR are. In a child, as what is
-    freed twice ends the process."""
+    """Color profile, Exif, XMP, and a second picture behind the first, as gain maps of HDR are. In a
+    child, as memory that is freed twice ends the process."""
     picture, gain_map = pictures(2)
     exif = Image.Exif()
     exif[0x010F] = "maker"

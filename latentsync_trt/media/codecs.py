@@ -51,9 +51,8 @@ _HDR_PARAMETERS = {
     _SVT_AV1: ("mastering-display", "content-light", 1, 1),
 }
 
-
-# FFmpeg's names for where chroma samples lie (`VideoInfo.chroma_place`); mirrored pictures have others, which no format
-# can state. Encoders write them into 4:2:0 only, and Matroska into its own header.
+# FFmpeg's names for where chroma samples lie (`VideoInfo.chroma_place`). Those of mirrored pictures
+# lie at the right, which no format can state.
 _CHROMA_PLACES = {
     (0, 1): "left",
     (1, 1): "center",
@@ -62,17 +61,19 @@ _CHROMA_PLACES = {
     (0, 2): "bottomleft",
     (1, 2): "bottom",
 }
-_USUAL_PLACE = 0, 1
+_USUAL_X, _USUAL_Y = 0, 1  # what players take
+# What encoders state in 4:2:0, and Matroska in its own header for any sampling.
 _PLACES_OF = {
     "libx264": tuple(_CHROMA_PLACES.values()),
     "libx265": tuple(_CHROMA_PLACES.values()),
     _SVT_AV1: ("left", "topleft"),
 }
+_PLACES_IN_MKV = "left", "center", "topleft", "top"
+
 # Encoders with a mode for interlaced pictures.
 _INTERLACED = "libx264", "prores_ks", "ffv1"
-# FFmpeg's numbers for progressive pictures, and for those of two fields, by which one is first.
+# FFmpeg's numbers for progressive pictures, and for interlaced ones by which field is first.
 _FIELD_ORDERS = {None: 1, True: 4, False: 5}
-_PLACES_IN_MKV = "left", "center", "topleft", "top"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,8 @@ ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != 
 @dataclass(frozen=True, slots=True)
 class VideoEncoder:
     """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the format needs it;
-    `color`: its tags; `chroma_place`, `top_field_first`: as in `VideoInfo`; `notices`: what it cannot preserve of the
-    source."""
+    `color`: its tags; `chroma_place`, `top_field_first`: as in `VideoInfo`; `notices`: what it cannot
+    preserve of the source."""
 
     codec: Codec
     ffmpeg: str
@@ -143,15 +144,17 @@ class VideoEncoder:
         return self.top_field_first is None or self.ffmpeg in _INTERLACED or self.codec != "h264"
 
     def keeps_chroma_place(self, suffix: str) -> bool:
-        """Whether a container stores `chroma_place`, or readers assume it."""
-        sampling = _chroma_of(VideoFormat(self.pixel_format))
-        places = zip(sampling, self.chroma_place or _USUAL_PLACE, _USUAL_PLACE, strict=True)
-        if all(count == 16 or place == usual for count, place, usual in places):
+        """Whether readers of a container learn `chroma_place`, or assume it."""
+        if self.chroma_place is None:
             return True
-        in_stream = _PLACES_OF.get(self.ffmpeg, ()) if sampling == (8, 8) else ()
+        x, y = self.chroma_place
+        columns, rows = _chroma_of(VideoFormat(self.pixel_format))
+        if (columns == 16 or x == _USUAL_X) and (rows == 16 or y == _USUAL_Y):
+            return True
         # Readers of H.264 and HEVC in Matroska believe the stream, not the container.
-        in_header = _PLACES_IN_MKV if suffix == ".mkv" and self.codec not in ("h264", "hevc") else ()
-        return self.chroma_name in (*in_stream, *in_header)
+        if suffix == ".mkv" and self.codec not in ("h264", "hevc") and self.chroma_name in _PLACES_IN_MKV:
+            return True
+        return columns == rows == 8 and self.chroma_name in _PLACES_OF.get(self.ffmpeg, ())
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
@@ -271,16 +274,13 @@ def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> 
     form = _nearest_format(library, info.pixel_format)
     if codec == "prores":
         settings.setdefault(library.speed, "4444" if _chroma_of(form) == (16, 16) else "hq")
-    parameters = _hdr_parameters(library.ffmpeg, info.hdr)
-    if name == "x264" and info.top_field_first is not None:  # else it says so from the second frame on
-        parameters["tff" if info.top_field_first else "bff"] = "1"
-    if name == "x265":  # reports its settings on standard error
-        parameters["log-level"] = "error"
-    picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
-    if name == "x264" and _X264_PICTURES * picture_bytes > _X264_BYTES:
-        parameters |= _X264_SMALL
+    parameters = _parameters(name, library.ffmpeg, form, info)
     if parameters:
         settings[f"{name}-params"] = ":".join(f"{key}={value}" for key, value in parameters.items())
+    place = _chroma_place(form, info)
+    # Of other samplings than 4:2:0, H.264 and HEVC do not state it.
+    if place in _CHROMA_PLACES and (library.ffmpeg not in _PLACES_OF or _chroma_of(form) == (8, 8)):
+        settings["chroma_sample_location"] = _CHROMA_PLACES[place]
     # FFV1 codes any size; the others only whole samples of chroma.
     across, down = (1, 1) if codec == "ffv1" else (16 // count for count in _chroma_of(form))
     if info.top_field_first is not None and name in ("x264", "prores"):
@@ -290,11 +290,30 @@ def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> 
     if color.matrix == RGB_IDENTITY and not form.is_rgb:
         primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
         color = ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
-    encoder = VideoEncoder(codec, library.ffmpeg, form.name, *size, color, ())
-    encoder = replace(encoder, chroma_place=_chroma_place(form, info), top_field_first=info.top_field_first)
-    if encoder.chroma_name is not None and (library.ffmpeg not in _PLACES_OF or _chroma_of(form) == (8, 8)):
-        settings["chroma_sample_location"] = encoder.chroma_name
-    return replace(encoder, options=tuple(settings.items()), notices=tuple(_losses(encoder, info)))
+    encoder = VideoEncoder(
+        codec,
+        library.ffmpeg,
+        form.name,
+        *size,
+        color,
+        tuple(settings.items()),
+        chroma_place=place,
+        top_field_first=info.top_field_first,
+    )
+    return replace(encoder, notices=tuple(_losses(encoder, info)))
+
+
+def _parameters(name: str, ffmpeg: str, form: VideoFormat, info: VideoInfo) -> dict[str, str]:
+    """What an encoder's library takes by names of its own."""
+    parameters = _hdr_parameters(ffmpeg, info.hdr)
+    if name == "x265":  # reports its settings on standard error
+        parameters["log-level"] = "error"
+    if name == "x264" and info.top_field_first is not None:  # else only the second frame says so
+        parameters["tff" if info.top_field_first else "bff"] = "1"
+    picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
+    if name == "x264" and _X264_PICTURES * picture_bytes > _X264_BYTES:
+        parameters |= _X264_SMALL
+    return parameters
 
 
 def _settings_of(codec: Codec, name: str, options: SyncOptions) -> dict[str, str]:
@@ -352,13 +371,16 @@ def _chroma_of(form: VideoFormat) -> tuple[int, int]:
 
 
 def _chroma_place(form: VideoFormat, info: VideoInfo) -> tuple[int, int] | None:
-    """Where chroma samples lie in pictures of `form`: as in the source and, along an axis on which that has
-    one for each pixel, where players expect them."""
-    source = _chroma_of(VideoFormat(info.pixel_format))
-    if info.chroma_place is None and source == _chroma_of(form):
+    """Where chroma samples lie in pictures of `form`: as in the source and, along an axis on which
+    that has one for each pixel, where players expect them."""
+    columns, rows = _chroma_of(VideoFormat(info.pixel_format))
+    if info.chroma_place is None and (columns, rows) == _chroma_of(form):
         return None
-    places = zip(source, info.chroma_place or _USUAL_PLACE, _USUAL_PLACE, strict=True)
-    x, y = (place if count == 8 else usual for count, place, usual in places)
+    x, y = info.chroma_place or (_USUAL_X, _USUAL_Y)
+    if columns == 16:
+        x = _USUAL_X
+    if rows == 16:
+        y = _USUAL_Y
     return x, y
 
 

@@ -1,8 +1,9 @@
 """Codes and light of a picture's planes, by its color tags (ITU-T H.273), and patches mixed into them. Pure.
 
 A chroma sample belongs to the center of the pixels it covers: conversion to RGB repeats it for all of them, and
-conversion back takes their mean. The two cancel out, so softly blended pixels do not drift. Where the samples of a
-file lie elsewhere (`VideoInfo.chroma_place`), the networks see colors half a pixel off, and painted colors move back.
+conversion back takes their mean. The two cancel out, so softly blended pixels do not drift. Where the
+samples of a file lie elsewhere (`VideoInfo.chroma_place`), the networks see colors half a pixel off,
+and painted colors move back.
 
 HDR becomes SDR for the networks per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
 
@@ -12,8 +13,9 @@ HDR becomes SDR for the networks per channel, on the non-linear signal of PQ and
 3. A soft knee: s up to 0.75 stays; above, 0.75 + a·x / (x + a) with x = s − 0.75, which continues with slope 1 and
    reaches 1 at 1000 cd/m². Reference white becomes 0.89, and brighter light than 1000 cd/m² 1.
 
-What that leaves out, as light above 1000 cd/m² and codes between two levels, returns where a patch has the levels that
-the networks saw: it is added to the patch's signal, the less, the more levels the patch is away from them.
+What this leaves out of the source, as light above 1000 cd/m² and codes between two levels, is added to
+the signal of a patch: all of it where the patch has the level that the networks saw, and less, the
+further it is away from that.
 
 Primaries are not converted, as clipping to BT.709 has no inverse: the networks see slightly paler colors.
 """
@@ -58,8 +60,7 @@ HDR_TRANSFERS = PQ, HLG = 16, 18  # in ITU-T H.273
 
 _PEAK, _REFERENCE = 1000.0, 203.0  # cd/m²: the nominal display of HLG, and HDR reference white
 _GAMMA, _KNEE = 2.4, 0.75
-# So far, on a patch's scale, from what the networks saw, nothing returns of what they did not see.
-_FAR = 32 * 257.0
+_FAR = 32 * 257.0  # on a patch's scale; from here on, nothing is added
 
 # PQ: BT.2100, table 4.
 _M1, _M2 = 2610 / 16384, 2523 / 4096 * 128
@@ -150,18 +151,22 @@ def _patch_codes(planes: YuvPlanes, patch: Patch) -> list[Float32Array]:
     hdr = hdr_of(planes.color.transfer)
     coding = coding_of(planes.color, width_px, height_px, planes.bits)
     rgb = patch.rgb.astype(np.float32) if hdr is None else _patch_signal(planes, patch, hdr, coding)
-    codes = [np.empty_like(patch.weight) for _ in range(3)]
-    for code, row in zip(codes, codes_of(coding, _WHITE if hdr is None else 1), strict=True):  # quicker than at once
+    matrix = codes_of(coding, _WHITE if hdr is None else 1)
+    codes = [np.empty_like(patch.weight) for _ in matrix]
+    for code, row in zip(codes, matrix, strict=True):  # quicker than at once
         cv2.transform(rgb, row[None], dst=code)
     return codes
 
 
 def _patch_signal(planes: YuvPlanes, patch: Patch, hdr: "HdrCurve", coding: Coding) -> Float32Array:
-    """The HDR signal `(h, w, 3)` of a patch on `planes`, in [0, 1] where it does not exceed the range."""
+    """The HDR signal `(h, w, 3)` of a patch on `planes`, in [0, 1] where they are within their range."""
     import cv2
 
-    (height, width), y, x = patch.weight.shape, patch.y_px, patch.x_px
-    codes = full_codes(planes, slice(y - y % 2, y + height), slice(x - x % 2, x + width))[y % 2 :, x % 2 :]
+    height, width = patch.weight.shape
+    y, x = patch.y_px, patch.x_px
+    rows = slice(y - y % 2, y + height)
+    columns = slice(x - x % 2, x + width)
+    codes = full_codes(planes, rows, columns)[y % 2 :, x % 2 :]
     source = cv2.transform(codes.astype(np.float32), levels_of(coding, 1))
     seen = hdr.sdr[hdr_levels(codes, coding)] * np.uint16(_WHITE // 255)
     nearness = 1 - np.abs(patch.rgb - seen.astype(np.float32)) / _FAR
@@ -177,7 +182,7 @@ def hdr_levels(codes: SampleArray, coding: Coding) -> UInt16Array:
 
 
 def full_codes(planes: YuvPlanes, rows: slice, columns: slice) -> SampleArray:
-    """The codes `(h, w, 3)` of a part of a picture that begins at an even row and column, chroma repeated."""
+    """The codes `(h, w, 3)` of a part of a picture, chroma repeated. It begins at an even row and column."""
     import cv2
 
     steps = (1, 1), *2 * (planes.pixels_per_sample,)

@@ -45,8 +45,9 @@ _KINDS = 64
 def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
     """The side data that are read here, by their kind.
 
-    FFmpeg removes all others first. PyAV would free the metadata of side data a second time, which ends the process:
-    a PNG has the name of its color profile there. For kinds that it has no name for, as Exif, it raises an error.
+    FFmpeg removes all others first. PyAV would free the metadata of side data a second time, which
+    ends the process: a PNG has the name of its color profile there. For kinds that it has no name
+    for, as Exif, it raises an error.
     """
     read: list[Any] = [kind.value for kind in _READ_KINDS]
     unread = [("sidedata", f"delete:{number}") for number in range(_KINDS) if number not in read]
@@ -68,16 +69,23 @@ def orientation_of(side_data: Mapping[SideDataType, bytes]) -> tuple[bool, int, 
 
 
 def upright_place(place: tuple[int, int] | None, orientation: tuple[bool, int, int]) -> tuple[int, int] | None:
-    """The place of chroma samples, as in `VideoInfo`, in pictures that were made upright as `orientation_of` says."""
+    """Where chroma samples lie, as in `VideoInfo`, in pictures that were made upright."""
     if place is None:
         return None
     transpose, down, across = orientation
-    x, y = reversed(place) if transpose else place
-    return x if across > 0 else 2 - x, y if down > 0 else 2 - y
+    x, y = place
+    if transpose:
+        x, y = y, x
+    if across < 0:
+        x = 2 - x
+    if down < 0:
+        y = 2 - y
+    return x, y
 
 
 def upright_field(top_first: bool | None, orientation: tuple[bool, int, int]) -> bool | None:
-    """As `VideoInfo.top_field_first`, in pictures that were made upright: transposed, they have no fields of rows."""
+    """As `VideoInfo.top_field_first`, in pictures that were made upright. Transposed ones have no
+    fields of rows."""
     transpose, down, _ = orientation
     if transpose or top_first is None:
         return None
@@ -147,8 +155,9 @@ def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: 
 
 
 def _planes_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range. Gray without a tag, as in
-    photographs and raw video, has full range: the decoders of codecs that assume the limited one tag it."""
+    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range. Gray without
+    a tag, as in photographs and raw video, has full range: where a codec implies the limited one,
+    its decoder says so."""
     is_gray = len(frame.format.components) < 3
     full_range = _FULL_RANGE.get(int(frame.color_range))
     if frame.format.name.startswith("yuvj") or (is_gray and full_range is None):
@@ -194,8 +203,8 @@ def views(frame: VideoFrame) -> list[SampleArray]:
 
 
 def metadata_of(transfer: int, data: Mapping[SideDataType, bytes]) -> HdrMetadata:
-    """The HDR metadata in the side data of a frame; `InputError` for Dolby Vision in its own color space (profile 5).
-    `transfer`: the frame's, as in `ColorTags`."""
+    """The HDR metadata in the side data of a frame; `transfer`: the frame's, as in `ColorTags`. Raises
+    `InputError` for Dolby Vision in its own color space (profile 5)."""
     dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
     if "Dolby Vision" in dynamic and transfer == UNSPECIFIED:
         what = "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders show"

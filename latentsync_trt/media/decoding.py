@@ -69,8 +69,8 @@ def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
 
 
 def top_field_first(stream: VideoStream, frame: VideoFrame) -> bool | None:
-    """Of an interlaced frame, whether its top field is the earlier one; None where neither it nor the container says
-    so, and for progressive ones."""
+    """Of an interlaced frame, whether its top field is the earlier one; None where neither the frame
+    nor the container says that it is interlaced."""
     if not frame.interlaced_frame:
         return _TOP_FIELD_FIRST.get(stream.codec_context.field_order)
     try:
@@ -89,8 +89,8 @@ def _crop(stream: VideoStream) -> str:
 
 
 def _matroska_header(stream: VideoStream) -> bytes:
-    """What Matroska's muxer writes of a stream, with properties that PyAV passes on to outputs only; empty for codecs
-    that Matroska does not hold."""
+    """What Matroska's muxer writes of a stream, with properties that PyAV passes on to outputs only;
+    empty for codecs that Matroska does not hold."""
     header = BytesIO()
     with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
         output.add_stream_from_template(stream, opaque=True)
