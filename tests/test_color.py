@@ -82,6 +82,15 @@ def test_gray_without_a_tag_has_full_range(tmp_path: Path, name: str) -> None:
     assert probe(source).color.full_range
 
 
+@pytest.mark.parametrize("name", ["1.jp2", "1.tif"])
+def test_pictures_in_ycbcr_are_those_of_jpeg(tmp_path: Path, name: str) -> None:
+    """Whose matrix does not depend on their size."""
+    levels = np.full((720, 720, 3), (200, 20, 60), np.uint8)
+    Image.fromarray(levels).convert("YCbCr").save(tmp_path / name)
+    (frame,) = read_frames(tmp_path / name)
+    assert np.abs(frame.rgb[10, 10].astype(int) - levels[0, 0]).max() <= 2
+
+
 LEFT, CENTER, TOP_LEFT, TOP = (0, 1), (1, 1), (0, 0), (1, 0)
 """How far a chroma sample lies to the right of and below the first pixel that it covers, in half pixels."""
 

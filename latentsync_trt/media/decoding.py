@@ -17,6 +17,7 @@ from av import FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.filter import Graph
 from av.stream import Discard, Disposition, Stream
+from av.video.reformatter import ColorRange, Colorspace
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import check_size
@@ -31,6 +32,9 @@ _CHROMA_PLACE = re.compile(rb"\x55\xb7\x81([\1\2])\x55\xb8\x81([\1\2])")
 
 # By FFmpeg's number of the order in which fields are stored and shown.
 _TOP_FIELD_FIRST = {2: True, 3: False, 4: True, 5: False}
+
+# JPEG 2000 and TIFF: their Y'CbCr is that of JPEG, which FFmpeg does not say.
+_UNTAGGED_PICTURES = "j2k_pipe", "tiff_pipe"
 
 _Box = tuple[bytes, memoryview]  # name and content
 
@@ -59,6 +63,8 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
             raise InputError(f"its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height}")
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
+        if container.format.name in _UNTAGGED_PICTURES and frame.color_range == ColorRange.UNSPECIFIED:
+            frame.color_range, frame.colorspace = ColorRange.JPEG, Colorspace.ITU601
         yield filtered([frame], ("crop", crop)) if crop else frame
 
 
