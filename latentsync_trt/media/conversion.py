@@ -38,8 +38,7 @@ _READ_KINDS = {
     SideDataType.MASTERING_DISPLAY_METADATA,
     *_DYNAMIC,
 }
-# FFmpeg 8.1 has 31 kinds of side data. The rest is room for later versions.
-_KINDS = 64
+_KINDS = 64  # of side data; FFmpeg 8.1 has about half as many
 
 
 def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
