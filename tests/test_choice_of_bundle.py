@@ -41,7 +41,7 @@ def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, tmp_path
     for words in commands:
         code, out, err = run(*words)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "`latentsync-trt setup`" in err
+        assert "`latentsync-trt setup" in err
     for name in ("one", "two"):
         make_bundle(checkpoints / name)
     for words in commands:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
+from latentsync_trt.bundle.machine import cpu_step_bytes, machine_bytes
 from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
@@ -224,11 +224,7 @@ def _test(folder: Path, selection: select.Selection, exported: ExportOptions) ->
 
 def _check_memory(options: ExportOptions) -> None:
     """Raises `InputError` if the machine has too little memory to run the model on the CPU."""
-    from latentsync_trt.export.layers import HEADS
-
-    # The largest attention matrix of a guided step and its softmax, float32.
-    matrix_bytes = 4 * 2 * options.frames * HEADS * (options.resolution_px // manifest.PIXELS_PER_LATENT) ** 4
-    needed, there = 2 * matrix_bytes, psutil.virtual_memory().total
+    needed, there = cpu_step_bytes(options.resolution_px, options.frames), machine_bytes()
     if needed > there:
         raise InputError(
             f"--model {options.model}: at {options.resolution_px} px a step on the CPU takes {gigabytes(needed)} of "
