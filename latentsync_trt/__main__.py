@@ -20,7 +20,7 @@ def main() -> None:
         if "--json" in sys.argv:
             sys.stdout.write(f'{{"error": "{stopping.INTERRUPTED}"}}\n')
         else:
-            sys.stderr.write(f"error: {stopping.INTERRUPTED}\n")
+            sys.stderr.write(f"{stopping.INTERRUPTED}\n")
         sys.exit(stopping.exit_code() or stopping.INTERRUPTED_CODE)
 
 
