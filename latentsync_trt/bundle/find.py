@@ -82,7 +82,8 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
         if exists(folder / MANIFEST_NAME):
             return folder, "named"
     known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
-    raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; found: {known}", usage=True)
+    cure = f"there are {known}; `{setup_command()}` makes another"
+    raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; {cure}", usage=True)
 
 
 def _default() -> tuple[Path, str]:

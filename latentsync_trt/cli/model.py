@@ -129,7 +129,8 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
     except ProviderUnavailable as error:
         if provider != "auto":
             raise
-        notice(f"calibrating on the CPU, which takes hours at full size ({error})")
+        why = "" if select.shows_no_gpu() else f" ({error})"
+        notice(f"calibrating on the CPU, which takes hours at full size{why}")
         selection = select.select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
         Calibration(parent, given, options, selection, on_progress, lambda text: notice(f"note: {text}")).run(target)
@@ -143,10 +144,12 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
 
 
 def note_on_default(made: Path) -> str:
-    """Which bundle commands run without `--bundle`; empty if it is the new one, `made`."""
+    """Which bundle commands run without `--bundle`, and how they run the new one, `made`; empty if that is it."""
     default, _ = find.default_bundle()
     runs = f"without --bundle, {default or 'none'} runs"
-    return "" if default == made.name else f"{runs}; `latentsync-trt setup --use NAME` chooses one of {made.parent}"
+    if not any(one.samefile(made) for one in find.exported_bundles()):
+        return f"{runs}; name the new one with `--bundle {made}`"
+    return "" if default == made.name else f"{runs}; `latentsync-trt setup --use {made.name}` chooses the new one"
 
 
 @click.command("setup")
