@@ -18,6 +18,14 @@ from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import select_provider
 from tests.bundles import make_bundle
 
+MISSING = """
+import logging, warnings
+logging.getLogger("onnxruntime").warning("a log")
+warnings.warn("a warning")
+raise ImportError("a library is missing")
+"""
+"""A library in place of ONNX Runtime."""
+
 
 def doctor(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(main, ["doctor", *arguments], catch_exceptions=False)
@@ -74,7 +82,7 @@ def test_what_needs_a_gpu_is_shown_where_there_is_one(gpus: list[Gpu], monkeypat
 
 
 def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Path) -> None:
-    (tmp_path / "onnxruntime.py").write_text("raise ImportError('a library is missing')")
+    (tmp_path / "onnxruntime.py").write_text(MISSING)
     words = [sys.executable, "-m", "latentsync_trt", "doctor"]
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, encoding="utf-8")
@@ -82,6 +90,7 @@ def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Pa
     assert done.stdout.startswith("✗ a package does not load: ")
     assert table.REINSTALL_ORT in done.stdout
     assert "demo: model" in done.stdout
+    assert done.stderr == ""  # what other libraries log and warn of is for developers
 
 
 def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(checkpoints: Path) -> None:

@@ -133,6 +133,7 @@ class CommandLine(click.RichGroup):
             sys.stdout.reconfigure(errors="backslashreplace")
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableLines())
+            logging.lastResort.addFilter(_is_for_users)
         try:
             found = super().main(arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments})
             sys.exit(found if isinstance(found, int) else 0)
@@ -151,6 +152,11 @@ class CommandLine(click.RichGroup):
     def invoke(self, ctx: click.Context) -> Any:
         with interruption():
             return super().invoke(ctx)
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Whether a command shows a record: ours, and errors of other libraries, whose warnings are for developers."""
+    return record.name.startswith("latentsync_trt") or record.levelno >= logging.ERROR
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
