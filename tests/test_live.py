@@ -142,7 +142,7 @@ def test_a_machine_that_is_too_slow_is_told_in_time_and_reads_no_clip(
     lip_sync: LipSync, idle_clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "measured", MEASURED)
-    monkeypatch.setattr(sessions, "MEASURE_S", 0.3)
+    monkeypatch.setattr(sessions, "measure_s", lambda _: 0.3)
 
     def paint(_: object, __: object, ___: object, check: Callable[[], None]) -> None:
         for _step in range(1000):
@@ -157,6 +157,24 @@ def test_a_machine_that_is_too_slow_is_told_in_time_and_reads_no_clip(
     monkeypatch.setattr(sessions, "measured", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(Busy, match="on the CPU"):
         lip_sync.stream(idle_clip, replace(OPTIONS, guidance=1.8))
+
+
+def test_a_window_is_measured_without_a_clip(
+    lip_sync: LipSync, opened: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Cost] = []
+
+    def measured(*arguments: Any) -> Cost:
+        found.append(MEASURED(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(sessions, "measured", measured)
+    monkeypatch.setattr(sessions, "measure_s", lambda _: 600.0)
+    options = replace(OPTIONS, guidance=1.9, hop=2, slow=True)
+    for _ in range(2):  # once for all sessions with these options
+        lip_sync.stream(opened.loop, options).close()
+    (cost,) = found
+    assert 0 < cost.first_s <= cost.busy_s < 600
 
 
 def test_idle_clips_that_cannot_be_used(lip_sync: LipSync, idle_clip: Path, tmp_path: Path) -> None:

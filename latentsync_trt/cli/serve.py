@@ -116,13 +116,12 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
         from latentsync_trt.serve.live import LiveService, live_app
     except ImportError as error:
         raise MissingDependency(f'live: needs its extra; pip install "latentsync-trt[live]" ({error})') from error
-    from latentsync_trt.live.sessions import MEASURE_S
     from latentsync_trt.sync.api import LipSync
 
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
     options, runtime = flags.build(LiveOptions, fields), flags.build(RuntimeOptions, fields)
-    say(f"opening the networks, then measuring for {MEASURE_S:g} s at most how fast they paint")
+    say("opening the networks, then measuring for a few seconds how fast they paint")
     with (
         interruption("stopped"),
         server.listen(host, port) as listener,

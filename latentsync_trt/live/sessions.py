@@ -28,8 +28,9 @@ from latentsync_trt.sync.windows import make_inpainter
 
 IdleClip = str | Path | IdleLoop
 
-MEASURE_S = 5.0
-"""In this time windows are measured. Three that are painted in real time take less: 2 s where they have 16 frames."""
+LEAST_MEASURE_S = 2.0
+"""Windows are measured for so long at most, or for five times the time in which their frames are shown: three windows
+that are painted in just less than real time need three times that."""
 
 MOST_LOAD = 0.9
 """Share of the time in which the networks may paint; the rest evens out."""
@@ -101,7 +102,7 @@ class LiveSessions:
         load = cost.busy_s / float(hop * FRAME_S)
         if others + load <= MOST_LOAD or (options.slow and not others):
             return load
-        least = "at least " if cost.busy_s >= MEASURE_S else ""
+        least = "at least " if cost.busy_s >= measure_s(hop) else ""
         takes = f"a window of {hop} frames takes {least}{cost.busy_s:.2f} s of {float(hop * FRAME_S):.2f} s"
         why = f"painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer --steps, a "
         why += "higher --hop, or a faster GPU, or run it anyway with --slow"
@@ -111,13 +112,19 @@ class LiveSessions:
         raise Busy(f"live: {why}")
 
 
+def measure_s(hop: int) -> float:
+    """How long windows are measured at most."""
+    return max(LEAST_MEASURE_S, float(5 * hop * FRAME_S))
+
+
 def measured(painter: SessionPainter, hop: int) -> Cost:
-    """The least of two windows after a first one, as far as they are painted within `MEASURE_S`; without any, that."""
-    begun_s = perf_counter()
+    """The least of two windows after a first one, as far as they are painted within `measure_s`; without any, that."""
+    most_s = measure_s(hop)
+    end_s = perf_counter() + most_s
     costs = list[Cost]()
 
     def check() -> None:
-        if perf_counter() > begun_s + MEASURE_S:
+        if perf_counter() > end_s:
             raise Canceled
 
     silence = silent_frame(np.zeros(0, np.float32))
@@ -133,7 +140,7 @@ def measured(painter: SessionPainter, hop: int) -> Cost:
             costs.append(Cost(first_s - window_s, perf_counter() - window_s))
     except Canceled:
         pass
-    counted = costs[1:] or costs or [Cost(MEASURE_S, MEASURE_S)]
+    counted = costs[1:] or costs or [Cost(most_s, most_s)]
     return Cost(min(each.first_s for each in counted), min(each.busy_s for each in counted))
 
 

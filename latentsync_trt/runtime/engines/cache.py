@@ -74,9 +74,9 @@ def cache_folder(given: str | Path | None = None, *, used: bool = True) -> Path:
         return folder
     if local.is_dir():
         is_safe = not is_foreign(local) and not _anyone_writes(local)
-        where = "in the working directory" if is_safe else "is not used, as others can write there"
+        where = ", in the working directory" if is_safe else " is not used, as others can write there"
         if used:
-            _log_once(f"engine cache: {local.absolute()}, {where}")
+            _log_once(f"engine cache: {local.absolute()}{where}")
         if is_safe:
             return local
     return user_folder("cache") / "engines"
