@@ -102,7 +102,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     if os.name != "nt":
         assert process.returncode == 130
         going_on = "what is done is kept: the same command with --resume goes on there"
-        assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
+        assert err.endswith(f"interrupted; unfinished files were removed; {going_on}\n")
     assert output.read_bytes() == b"older"
     assert work_folder_of(output).exists()
     resumed = CliRunner().invoke(main, words(tmp_path, "--resume"))

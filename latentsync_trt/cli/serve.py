@@ -121,6 +121,7 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
     options, runtime = flags.build(LiveOptions, fields), flags.build(RuntimeOptions, fields)
+    say("opening the networks, then measuring for a few seconds how fast they paint")
     with (
         interruption("stopped"),
         server.listen(host, port) as listener,

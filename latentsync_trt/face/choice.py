@@ -40,7 +40,8 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
     """Raises `InputError` if a number in `wanted` is not one of `people`, those seen in `where`."""
     for person in sorted(set(wanted) - set(people)):
         known = ", ".join(map(str, sorted(people)))
-        raise InputError(f"face {person}: is not in {where}, which has only face {known} (latentsync-trt faces)")
+        cure = f"it has only {known}; see who they are with `latentsync-trt faces`"
+        raise InputError(f"person {person}: is not in {where}; {cure}")
 
 
 class Chooser:

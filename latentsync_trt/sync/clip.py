@@ -67,14 +67,15 @@ def sync_clip(run: RunContext) -> SyncReport:
 
 
 def quality_of(run: RunContext) -> Quality:
-    """What measures the painted faces: also SyncNet for each speaker, if it is to."""
+    """What measures the painted faces: also SyncNet for each person, if it is to."""
     given, inputs, shows = run.options.syncnet, run.inputs, run.inputs.page is not None
     manifest, strict = run.bundle.manifest, inputs.options.strict
     mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
-    recordings = inputs.sound.recordings
+    recordings, people = inputs.sound.recordings, inputs.sound.faces
     network = open_syncnet(given) if given or shows else None
     meters = [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
-    return Quality([piece.at_s for piece in recordings], pictures=shows, mismatch=mismatch, syncnet=meters)
+    starts_s = [piece.at_s for piece in recordings]
+    return Quality(starts_s, people=people, pictures=shows, mismatch=mismatch, syncnet=meters)
 
 
 def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, quality: Quality) -> SyncReport:

@@ -108,7 +108,7 @@ def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
 class Sound:
     """All that is heard with a clip, and who speaks it.
 
-    `recordings`: of each speaker, perhaps the same. `faces`: the number of each speaker's face, None = the one of
+    `recordings`: of each speaker, perhaps the same. `faces`: the number of each one's person, None = the one of
     `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed. `mix`:
     what is heard instead. `own`, `picture_delay_s`: the video's own sound, and the delay of its picture, if needed.
     """
@@ -172,7 +172,7 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
         raise InputError(f"--audio and --speaker exclude each other: {cure}")
     numbers = [speaker.face for speaker in speakers]
     if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise InputError(f"--speaker {twice[0]}=…: face {twice[0]} has several voices; give each face one")
+        raise InputError(f"--speaker {twice[0]}=…: person {twice[0]} has several recordings; give each person one")
     if audio is None:
         paths = [local_path(speaker.voice, f"--speaker {speaker.face}=") for speaker in speakers]
         return Sound(tuple(piece(path) for path in paths), tuple(numbers))
@@ -190,8 +190,8 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
     if len(turns) == 1:
         return Sound((recording,), None, tuple(turns.values()))
     if options.face != "largest":
-        raise InputError(f"--face {options.face}: {path} has several speakers; say whose face is which with --speaker")
-    assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
+        raise InputError(f"--face {options.face}: {path} has several speakers; say with --speaker which person each is")
+    assumed = ", ".join(f"person {number} = {name}" for number, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
     return Sound((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
 

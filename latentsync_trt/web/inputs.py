@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from latentsync_trt.batch.workers import machine_bytes
+from latentsync_trt.bundle.machine import machine_bytes
 from latentsync_trt.errors import LatentSyncError, MediaError
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits, TooLarge
