@@ -1,11 +1,9 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp, mixed to a layout."""
 
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import cache, reduce
-from os import SEEK_END
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +12,7 @@ from av import AudioFrame, AudioLayout, AudioResampler, AudioStream, FFmpegError
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import codec_name, guarded, open_input, reading
+from latentsync_trt.media.files import codec_name, guarded, is_mp4, open_input, reading
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
@@ -22,11 +20,6 @@ SPEECH_RATE_HZ = 16_000  # of the network's audio encoder
 
 # Of sources, up to DSD512. At 1 GHz, which a damaged header may state, the resampler alone takes 1 GB.
 _LEAST_RATE_HZ, _MOST_RATE_HZ = 1_000, 4_000_000
-
-# Of what follows in WAV; of all frames in MP3, if its first one states it.
-_STATED_LENGTH = re.compile(rb"(?s)RIFF(.{4})|\xff.{12,40}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})")
-_UNKNOWN_LENGTH = 0x7FFFF000  # or more: written where the length was not known yet
-_LEAST_MISSING_S = 0.1
 
 _STANDARD = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """By number of channels. For all but 6.1, AAC has a channel configuration, which every player knows."""
@@ -108,22 +101,6 @@ def audio_duration_s(path: Path) -> Fraction:
     """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it; raises `MediaError` as that."""
     end_s = max(timed.end_s for timed in audio_frames(path))
     return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
-
-
-def cut_off_notices(path: Path) -> list[str]:
-    """Says how much a WAV or MP3 file lacks of the length in its header: FFmpeg reads what is there."""
-    with path.open("rb") as file:
-        head = file.read(10)
-        # Before the first frame of an MP3 may be a tag; each byte has 7 bits of its length.
-        start = 10 + reduce(lambda length, byte: length << 7 | byte, head[6:], 0) if head[:3] == b"ID3" else 0
-        file.seek(start)
-        stated, size = _STATED_LENGTH.match(file.read(200)), file.seek(0, SEEK_END)
-    if stated is None:
-        return []
-    end = start + int.from_bytes(stated[2]) if stated[2] else stated.end() + int.from_bytes(stated[1], "little")
-    missing_s = float(audio_duration_s(path) * (end - size) / size) if size < end < _UNKNOWN_LENGTH else 0.0
-    what = f"{path}: lacks {missing_s:.1f} s of the sound that its header states; copy or download it again"
-    return [what] if missing_s >= _LEAST_MISSING_S else []
 
 
 def first_sample_s(path: Path) -> Fraction | None:
@@ -218,12 +195,12 @@ def audio_frames(path: Path, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[
     """Decoded frames, at least one, at their times, the first at `delay_s`; the last one ends where the track does."""
     with open_audio(path) as stream:
         clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
-        is_mp4 = "mp4" in stream.container.format.name.split(",")
+        container = cast(InputContainer, stream.container)
         for frame, following in with_next(_frames(path, stream)):
             stamp_s, duration_s = stamp_of(frame), Fraction(frame.samples, frame.sample_rate)
             time_s = clock.advance(stamp_s, duration_s)
             # The encoder's padding: only MP4 states lengths of tracks to the sample.
-            if following is None and is_mp4 and stamp_s is not None and stream.duration and stream.time_base:
+            if following is None and is_mp4(container) and stamp_s is not None and stream.duration and stream.time_base:
                 beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
                 duration_s -= beyond_s if 0 < beyond_s < duration_s else 0
             yield Timed(time_s, duration_s, frame)

@@ -68,6 +68,11 @@ def codec_name(stream: Stream) -> str:
     return "" if context is None else context.codec.canonical_name
 
 
+def is_mp4(container: InputContainer) -> bool:
+    """Whether it is MP4 or one of its kin, as MOV and M4A."""
+    return "mp4" in container.format.name.split(",")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns FFmpeg's and the system's errors into an `OutputError` that names `path`."""

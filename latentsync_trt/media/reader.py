@@ -1,6 +1,5 @@
 """Video input: upright frames; pictures that would silently come out wrong are refused."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,15 +15,14 @@ from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
 from latentsync_trt.media.decoding import decoded, is_photo
+from latentsync_trt.media.ending import end_of, knows_end
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
-from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
+from latentsync_trt.media.timing import clock_of, frames_per_s, period_of, stamp_of, stated_end_s, time_base_of
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
-_TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
-
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
@@ -45,18 +43,19 @@ def probe(path: Path) -> VideoInfo:
             hdr, captions = metadata_of(frame), Type.A53_CC in cast(Any, frame.side_data)
             planes = FrameConverter().planes(frame)
         aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
+        rate = frames_per_s(path, stream)
         return VideoInfo(
             width_px=planes.y.shape[1],
             height_px=planes.y.shape[0],
-            duration_s=_duration_s(container, stream, start_s),
+            duration_s=_duration_s(path, stream, rate, start_s),
             pixel_format=format_of(planes),
             # FFmpeg's 0 and 1 are "unknown" and "progressive".
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
             sample_aspect_ratio=1 / aspect if transposed else aspect,
-            frames_per_s=frames_per_s(stream),
+            frames_per_s=rate,
             color=planes.color,
             start_s=start_s,
-            time_base=time_base_of(stream),
+            time_base=time_base_of(stream, rate),
             hdr=hdr,
             captions=captions,
         )
@@ -84,16 +83,18 @@ def read_frames(
         raise MediaError(f"{path}: its video stream has no picture")
 
 
-def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:
+def _duration_s(path: Path, stream: VideoStream, rate: Fraction | None, start_s: Fraction | None) -> Fraction | None:
+    container, least_s = cast(InputContainer, stream.container), period_of(rate)
     if container.format.name.endswith("_pipe") or is_photo(stream):  # FFmpeg's name for a still picture
-        return period_s(stream)
-    if stream.duration is not None and stream.time_base is not None:
+        return least_s
+    if stream.duration is not None and stream.time_base is not None and knows_end(container):
         return stream.duration * stream.time_base
-    end_s = stated_end_s(container)
-    # The end of a track in Matroska, where FFmpeg and others write it, as "00:01:02.345000000".
-    if parts := _TAGGED_TIME.fullmatch(stream.metadata.get("DURATION", "")):
-        end_s = 3600 * int(parts[1]) + 60 * int(parts[2]) + Fraction(parts[3])
-    return None if end_s is None else end_s - (start_s or 0)
+    latest_s = stated_end_s(container)
+    if latest_s is None:
+        return None
+    # The header may state more than is there, and Matroska's the length or the end, depending on what wrote it.
+    end_s = end_of(path, stream.index).ends_s.get(stream.index, latest_s)
+    return max(min(end_s, latest_s) - (start_s or 0), least_s)
 
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:

@@ -20,7 +20,6 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Mixer,
     audio_frames,
-    cut_off_notices,
     first_sample_s,
     format_of,
     open_audio,
@@ -120,9 +119,8 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
         problem = "a part of it is cut off"
     else:
         problem = _why_not_copied(piece.path, suffix) or _refusal(ChosenSound(pieces), suffix)
-    notices = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
     if problem is None:
-        return ChosenSound(pieces, notices=tuple(notices))
+        return ChosenSound(pieces)
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form, is_lossless = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
@@ -134,6 +132,7 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     overlap = any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered))
     gain = 1 / max(peak, 1.0) if overlap else 1.0
     softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
+    notices = list[str]()
     if softer or not is_lossless:  # what was never compressed is encoded once, as in any such file
         name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
         notices.append(f"the sound is encoded as {name}: {problem}{softer}")
