@@ -1,6 +1,7 @@
 """Where a file ends: what it lacks of its stated length is told, and nothing of files that are whole."""
 
 import re
+import struct
 from fractions import Fraction
 from pathlib import Path
 
@@ -60,6 +61,19 @@ def test_what_a_video_lacks_of_its_stated_length_is_told(tmp_path: Path, name: s
     assert abs(told_s(clip) - len(frames) / 25) < ROUNDED_S
     stated_s = probe(clip).duration_s  # which half a .wmv does not have
     assert stated_s is None or abs(stated_s - Fraction(len(frames), 25)) < Fraction(1, 100)
+
+
+@pytest.mark.parametrize("states_length", [False, True])
+def test_a_part_of_a_film_lasts_as_long_as_its_pictures(tmp_path: Path, states_length: bool) -> None:
+    """Whether the header and tags of Matroska state the end, as FFmpeg has them, or the length, as mkvmerge has."""
+    part = write_video(tmp_path / "part.mkv", numbered(10), times=[*range(5000, 5400, 40)])
+    if states_length:
+        content = part.read_bytes()
+        for end, length in ((b"00:00:05.4", b"00:00:00.4"), (struct.pack(">d", 5400), struct.pack(">d", 400))):
+            assert content.count(end) == 1
+            content = content.replace(end, length)
+        part.write_bytes(content)
+    assert probe(part).duration_s == Fraction(2, 5)
 
 
 def test_files_that_are_whole_have_no_notice(tmp_path: Path) -> None:

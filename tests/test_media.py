@@ -143,6 +143,15 @@ def test_of_channels_that_cancel_each_other_out_the_louder_one_is_heard(tmp_path
     assert np.allclose(mixed[56_000:], louder[56_000:], atol=1e-4)
 
 
+@pytest.mark.parametrize("default", [0, 1, None])
+def test_the_picture_is_the_stream_that_is_marked_as_default(tmp_path: Path, default: int | None) -> None:
+    """As players show it; some cameras put a small preview first."""
+    preview = write_video(tmp_path / "preview.mkv", numbered(5, 32, 48), 5, codec="mjpeg", pixel_format="yuvj420p")
+    clip = write_video(tmp_path / "clip.mkv", numbered(10))
+    both = copied(tmp_path / "both.mkv", preview, clip, default=default)
+    assert (probe(both).width_px, len(list(read_frames(both)))) == ((96, 10) if default == 1 else (48, 25))
+
+
 def test_file_names_are_never_read_as_protocols_or_playlists(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.mp4", numbered(2))
     odd = clip.rename(tmp_path / "concat:a|b %d.mp4")

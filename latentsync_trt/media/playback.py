@@ -74,7 +74,7 @@ class Playback:
 
 
 class VideoPasses:
-    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time. Times that the
+    """The pictures of a video's main stream, as the decoder gives them, each until the next one's time. Times that the
     container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards, pictures are decoded
     in chunks from the keyframe before each, or from the start in a file in which that does not find them. Raises
     `MediaError`: the file cannot be read, or breaks off; the message gives the time."""
@@ -152,12 +152,14 @@ class VideoPasses:
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
-    """The main video stream, never a cover; `MediaError` if there is none or it is too large."""
+    """The main video stream: the first that is marked as default, as players show it, else the first; never a cover.
+    `MediaError` if there is none or it is too large."""
     streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
     if not streams:
         raise MediaError(f"{path}: has no video stream")
+    usual = [each for each in streams if each.disposition & Disposition.default]
     # Of a photo not the thumbnail, a depth map and the like.
-    stream = min(streams, key=lambda each: is_photo(each) and not each.disposition & Disposition.default)
+    stream = next(iter(usual), None) or min(streams, key=is_photo)
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")

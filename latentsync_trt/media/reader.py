@@ -29,7 +29,7 @@ _TRANSPARENT = "is transparent, which the output cannot hold; put it on a backgr
 
 
 def probe(path: Path) -> VideoInfo:
-    """Properties of the first video stream of `path`, of which one frame is decoded; raises `MediaError`."""
+    """Properties of the main video stream of `path`, of which one frame is decoded; raises `MediaError`."""
     with open_input(path) as container:
         stream = video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
@@ -64,7 +64,7 @@ def probe(path: Path) -> VideoInfo:
 def read_frames(
     path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
+    """Frames of the main video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
     decoder's own bytes where `conversion` supports their format; `picture` is computed from them on access. Both are
     read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no picture, or breaks
     off; the message gives the time."""
