@@ -10,9 +10,8 @@ from typing import Literal
 import av
 from av import CodecContext, FFmpegError
 from av.container import InputContainer
-from av.stream import Disposition
 
-from latentsync_trt.media.files import is_mp4, open_input
+from latentsync_trt.media.files import is_mp4, open_input, picture_streams
 from latentsync_trt.media.timing import NO_STAMPS, RESETS
 
 
@@ -128,9 +127,8 @@ def _stated_end(path: Path, container: InputContainer) -> str:
     """When a file states that it ends, if it does so earlier; else empty."""
     if container.duration is None or knows_end(container):
         return ""
-    has_picture = any(not each.disposition & Disposition.attached_pic for each in container.streams.video)
     stated_s = Fraction(container.duration, av.time_base)
-    least_s = stated_s - (_LEAST_PICTURE_S if has_picture else _LEAST_S)
+    least_s = stated_s - (_LEAST_PICTURE_S if picture_streams(container) else _LEAST_S)
     if end_of(path).end_s > least_s:
         return ""
     end = _end_of_all(path)  # a stream of few packets may end last, and none of them be near

@@ -9,9 +9,9 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import av
-from av import CodecContext, FFmpegError, Packet
+from av import CodecContext, FFmpegError, Packet, VideoStream
 from av.container import InputContainer
-from av.stream import Stream
+from av.stream import Disposition, Stream
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import why_missing
@@ -71,6 +71,11 @@ def codec_name(stream: Stream) -> str:
 def is_mp4(container: InputContainer) -> bool:
     """Whether it is MP4 or one of its kin, as MOV and M4A."""
     return "mp4" in container.format.name.split(",")
+
+
+def picture_streams(container: InputContainer) -> list[VideoStream]:
+    """The video streams that are no covers."""
+    return [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
 
 
 @contextmanager

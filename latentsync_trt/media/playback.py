@@ -22,7 +22,7 @@ from av.stream import Discard, Disposition
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.decoding import decoded, is_photo
-from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input
+from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input, picture_streams
 from latentsync_trt.media.timing import (
     LONGEST_PERIOD_S,
     Timed,
@@ -154,7 +154,7 @@ class VideoPasses:
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
     """The main video stream: the first that is marked as default, as players show it, else the first; never a cover.
     `MediaError` if there is none or it is too large."""
-    streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
+    streams = picture_streams(container)
     if not streams:
         raise MediaError(f"{path}: has no video stream")
     usual = [each for each in streams if each.disposition & Disposition.default]

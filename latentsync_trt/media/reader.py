@@ -16,7 +16,7 @@ from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.ending import end_of, knows_end
-from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.files import open_input, picture_streams, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_of, stamp_of, stated_end_s, time_base_of
@@ -116,10 +116,10 @@ class Delays:
 
 
 def delays_of(video: Path, audio: Path) -> Delays:
-    """How much later than the other one picture or sound start; 0 for separate files. Raises `MediaError`."""
-    if not are_one(video, audio):
-        return Delays()
-    picture_s = probe(video).start_s
+    """How much later than the other one the picture or the sound starts of a file that is both. Of another file with a
+    picture of its own, the sound starts as much later as it does there. Raises `MediaError`."""
+    is_one = are_one(video, audio)
+    picture_s = probe(video).start_s if is_one else _picture_start_s(audio)
     sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
         return Delays()
@@ -127,7 +127,16 @@ def delays_of(video: Path, audio: Path) -> Delays:
         clock = clock_of(audio, stream)
     clock.advance(min(picture_s, sound_s), Fraction(0))
     delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
-    return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
+    if picture_s <= sound_s:
+        return Delays(sound_s=delay_s)
+    return Delays(picture_s=delay_s) if is_one else Delays()
+
+
+def _picture_start_s(path: Path) -> Fraction | None:
+    """The first stamp of the pictures of a file, which need not be decoded; None without any."""
+    with open_input(path) as container:
+        stamps = [(each.start_time, each.time_base) for each in picture_streams(container)]
+    return min((stamp * unit_s for stamp, unit_s in stamps if stamp is not None and unit_s is not None), default=None)
 
 
 def are_one(video: Path, audio: Path) -> bool:
