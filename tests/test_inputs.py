@@ -109,6 +109,10 @@ def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path)
     lines: list[str] = []
     clip, sound = write_face(tmp_path / "clip.mp4", 4, fps=50), write_sound(tmp_path / "speech.wav", 1.2)
     sound.write_bytes(sound.read_bytes()[:-19_200])
+    pictures = bytearray(clip.read_bytes())
+    at = pictures.index(b"moov") - 40_000
+    pictures[at : at + 50] = bytes(50)
+    clip.write_bytes(pictures)
     still = write_face(tmp_path / "still.mp4", 1)
 
     def stop(_: Progress) -> None:
@@ -132,4 +136,5 @@ def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path)
     ):
         assert sum(words in line for line in before) == 1
         assert sum(words in notice for notice in report.notices) == 1
+    assert any("clip.mp4: its picture is damaged from 0.0" in notice for notice in report.notices)
     assert tuple(line for line in lines if line != "opening") == report.notices

@@ -9,7 +9,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import av
-from av import CodecContext, FFmpegError, Packet, VideoStream
+from av import CodecContext, FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.stream import Disposition, Stream
 
@@ -28,6 +28,8 @@ _INPUT_OPTIONS = {
     "max_pixels": f"{MOST_PIXELS}",
     "pattern_type": "none",  # for pictures whose name contains "%d"; other demuxers ignore it
 }
+
+_DAMAGED = "damaged"
 
 T = TypeVar("T")
 
@@ -60,6 +62,23 @@ def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
             return
         at_s = at_s if item.pts is None or not item.time_base else float(item.pts * item.time_base) - start_s
         yield item
+
+
+def decode(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """The pictures of a stream. Those of packets that FFmpeg marks as damaged get a mark, as decoders do not say it."""
+    damaged = set[int | None]()
+    for packet in container.demux(stream):
+        if packet.is_corrupt and packet.pts is not None:
+            damaged.add(packet.pts)
+        for frame in packet.decode():
+            if frame.pts in damaged:
+                frame.opaque = _DAMAGED
+            yield frame
+
+
+def is_damaged(frame: VideoFrame) -> bool:
+    """Whether a part of a picture is missing or wrong in the file."""
+    return frame.is_corrupt or frame.opaque == _DAMAGED
 
 
 def codec_name(stream: Stream) -> str:

@@ -16,7 +16,7 @@ from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
 from latentsync_trt.media.decoding import decoded, is_photo
 from latentsync_trt.media.ending import end_of, knows_end
-from latentsync_trt.media.files import open_input, picture_streams, reading
+from latentsync_trt.media.files import is_damaged, open_input, picture_streams, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_of, stamp_of, stated_end_s, time_base_of
@@ -78,7 +78,8 @@ def read_frames(
                 planes = converter.planes(frame)
             planes = planes if store is None else store(planes)
             converted = LazyRgb(planes), planes
-        yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted)
+        damaged = is_damaged(picture.item)
+        yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted, damaged=damaged)
     if converted is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")
 
