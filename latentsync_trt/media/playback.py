@@ -135,7 +135,9 @@ class VideoPasses:
         frames = guarded(self._path, stream, decoded(self._path, container, stream))
         stamped = ((stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each) for each in frames)
         timed = on_clock(stamped, clock, self._usual_s)
-        for picture, following in with_next(on_grid(timed, stream.time_base, self._usual_s)):
+        if stream.average_rate:  # else the rate is no exact one
+            timed = on_grid(timed, stream.time_base, self._usual_s)
+        for picture, following in with_next(timed):
             yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager

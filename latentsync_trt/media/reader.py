@@ -37,7 +37,7 @@ def probe(path: Path) -> VideoInfo:
             if frame is None:
                 raise InputError("it has no picture")
             transposed, *_ = orientation_of(frame)
-            if stream.metadata.get("alpha_mode") == "1":  # which FFmpeg's decoders of VP8 and VP9 leave out
+            if stream.metadata.get("alpha_mode") == "1" and _has_alpha(path, stream.index):
                 raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
             hdr, captions = metadata_of(frame), Type.A53_CC in cast(Any, frame.side_data)
@@ -96,6 +96,14 @@ def _duration_s(path: Path, stream: VideoStream, rate: Fraction | None, start_s:
     # The header may state more than is there, and Matroska's the length or the end, depending on what wrote it.
     end_s = end_of(path, stream.index).ends_s.get(stream.index, latest_s)
     return max(min(end_s, latest_s) - (start_s or 0), least_s)
+
+
+def _has_alpha(path: Path, index: int) -> bool:
+    """Whether the pictures of VP8 or VP9 come with alpha, which FFmpeg's decoders leave out. Recordings of Chromium are
+    marked as transparent, but have none."""
+    with open_input(path) as container:
+        first = next(container.demux(container.streams[index]))
+        return first.has_sidedata("matroska_block_additional")
 
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:

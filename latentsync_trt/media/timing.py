@@ -170,7 +170,7 @@ def period_of(rate: Fraction | None) -> Fraction:
 def time_base_of(stream: VideoStream, rate: Fraction | None) -> Fraction | None:
     """The unit of time, or a part of it in which the period is exact, unlike Matroska's 1/1000 s."""
     unit_s = stream.time_base
-    if unit_s is None or rate is None or (1 / rate / unit_s).denominator == 1:
+    if unit_s is None or rate is None or not stream.average_rate or (1 / rate / unit_s).denominator == 1:
         return unit_s
     common = lcm(unit_s.denominator, rate.numerator)
     return Fraction(1, common) if common <= 1_000_000 else unit_s
