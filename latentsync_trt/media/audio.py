@@ -28,6 +28,13 @@ _LARGER = {"2.1": "5.1", "3.0(back)": "4.0", "3.1": "5.1", "quad": "5.0", "quad(
 _LARGER |= {"6.0": "7.1", "6.1": "7.1", "7.0": "7.1"}
 """Standard layouts with a place for each channel of others, whose places are not in that of as many channels."""
 
+# Places that swresample can mix; with others, it may write beyond its memory.
+_MIXED = {"FL", "FR", "FC", "LFE", "BL", "BR", "FLC", "FRC", "BC", "SL", "SR", "TC", "TFL", "TFC", "TFR"}
+_MIXED |= {"TBL", "TBC", "TBR", "NONE"}
+_LOW = {"LFE", "LFE2"}
+# All other channels together are silent below this share of the power of low frequencies.
+_SILENT = 1e-6
+
 # Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
 # chords and echoes may cancel each other out for moments.
 _CANCELED, _KEPT = 10 ** (-12 / 10), 0.01
@@ -47,32 +54,47 @@ def standard(layout: str) -> str:
 @cache
 def mixing(source: str, target: str) -> Float32Array:
     """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it. Stereo
-    becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it does
-    not know the places, channels keep their order, or become mono as their mean."""
-    given, wanted = (AudioLayout(layout).nb_channels for layout in (source, target))
+    becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel, but with all
+    others, of which swresample leaves some out. Where it does not know the places, channels keep their order, or become
+    mono as their mean."""
+    names = [channel.name for channel in AudioLayout(source).channels]
+    given, wanted = len(names), AudioLayout(target).nb_channels
     if (given, wanted) == (1, 2):  # swresample would make it 3 dB softer than players that play mono on two speakers
         return np.ones((1, 2), np.float32)
+    shares = _resampled(source, target, given, wanted) if _MIXED.issuperset(names) else None
+    if shares is None:
+        shares = np.full((given, wanted), 1 / given, np.float32)
+    if wanted > 1:
+        return np.eye(given, dtype=np.float32) if given == wanted and shares.max() < 1 else shares
+    left_out = (shares[:, 0] == 0) & ~np.isin(names, list(_LOW))
+    shares[left_out] = shares[shares > 0].min()
+    return shares / shares.sum()
+
+
+def _resampled(source: str, target: str, given: int, wanted: int) -> Float32Array | None:
+    """swresample's shares of `given` channels in `wanted` ones; None where it has none."""
     try:
         # Without the option swresample does not normalize a mix into float: stereo would be 3 dB too loud.
         resampler = AudioResampler("flt", target, 48_000, options={"rematrix_maxval": "1.0"})
         impulses = AudioFrame.from_ndarray(np.eye(given, dtype=np.float32).reshape(1, -1), "flt", source)
         impulses.sample_rate = 48_000
         mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(impulses)]
-        shares = np.concatenate(mixed, axis=1).reshape(given, wanted)
     except FFmpegError:
-        shares = np.full((given, wanted), 1 / given, np.float32)
-    return np.eye(given, dtype=np.float32) if given == wanted and shares.max() < 1 else shares
+        return None
+    return np.concatenate(mixed, axis=1).reshape(given, wanted)
 
 
 class Mixer:
     """Turns blocks of a sound at `rate_hz` into those of the layout `target`. Where a mono mix would be silent, as that
-    of left and right with opposite phase, the louder channel takes its place. `canceled_s`: for how long it did."""
+    of left and right with opposite phase, the louder channel takes its place, and where only the low-frequency channel
+    has had sound, that one. `canceled_s`, `low_s`: for how long they did."""
 
     def __init__(self, target: str, rate_hz: int) -> None:
         self._target, self._source, self._power = target, "", 0.0
         self._shares = self._used = np.zeros(0, np.float32)
-        self._powers = np.zeros(0)
-        self.channels, self.rate_hz, self.canceled_s = AudioLayout(target).nb_channels, rate_hz, 0.0
+        self._powers = self._total = np.zeros(0)
+        self.channels, self.rate_hz = AudioLayout(target).nb_channels, rate_hz
+        self.canceled_s = self.low_s = 0.0
 
     @np.errstate(invalid="ignore")  # what is not finite is refused later, with its time
     def mix(self, block: Float32Array, source: str) -> Float32Array:
@@ -83,12 +105,19 @@ class Mixer:
             return block @ mixing(source, self._target)
         if source != self._source:
             self._source, self._shares = source, mixing(source, self._target)[:, 0]
-            self._used, self._powers, self._power = self._shares, np.zeros(len(self._shares)), 0.0
+            self._used, self._power = self._shares, 0.0
+            self._powers = self._total = np.zeros(len(self._shares))
         begins, length_s = not self._powers.any(), len(block) / self.rate_hz
         before, self._used = self._used, self._shares
-        self._powers = _KEPT**length_s * self._powers + np.square(block, dtype=np.float64).sum(axis=0)
+        powers = np.square(block, dtype=np.float64).sum(axis=0)
+        self._powers = _KEPT**length_s * self._powers + powers
+        self._total = self._total + powers
         self._power = _KEPT**length_s * self._power + float(np.square(block @ self._shares, dtype=np.float64).sum())
-        if self._power < _CANCELED * (np.square(self._shares) @ self._powers):
+        low = np.where(self._shares == 0, self._total, 0)
+        if (self._total - low).sum() < _SILENT * low.sum():
+            self._used = np.eye(len(low), dtype=np.float32)[low.argmax()]
+            self.low_s += length_s
+        elif self._power < _CANCELED * (np.square(self._shares) @ self._powers):
             louder = (self._shares * (1 + before) * self._powers).argmax()
             self._used = np.eye(len(self._shares), dtype=np.float32)[louder]
             self.canceled_s += length_s

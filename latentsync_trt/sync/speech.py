@@ -269,6 +269,9 @@ class OpenSpeech:
             if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
                 what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
                 self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
+            if max(mixer.low_s for mixer in mixers) > _CANCELED_S:
+                what = "has sound only in its low-frequency channel (LFE), which many players leave out"
+                self.notices.append(f"{recording.path}: {what}; the lips follow it; name the channel anew to hear it")
             return stream
 
         self._recordings, self.notices = sound.recordings, list[str]()
