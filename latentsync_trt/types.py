@@ -122,7 +122,8 @@ class Frame:
     first one is at 0; it goes back where the source is played again or backwards.
 
     Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's
-    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output.
+    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output. `damaged`:
+    a part of the picture is missing or wrong in the source's file.
     """
 
     index: int
@@ -131,6 +132,7 @@ class Frame:
     source_s: Fraction
     picture: Picture
     planes: YuvPlanes | None
+    damaged: bool = False
 
     @property
     def rgb(self) -> UInt8Array:

@@ -182,6 +182,15 @@ def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_fo
         probe(source)
 
 
+def test_a_recording_that_is_only_marked_as_transparent_is_read(tmp_path: Path) -> None:
+    """As Chromium marks all."""
+    marks = {"alpha_mode": "1"}
+    clip = write_video(tmp_path / "clip.webm", numbered(2), codec="libvpx", options={}, metadata=marks)
+    with av.open(str(clip)) as opened:
+        assert opened.streams.video[0].metadata["alpha_mode"] == "1"
+    assert probe(clip).width_px == 96
+
+
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, ("clip.mkv", "ffv1", "bgr0")])
 @pytest.mark.parametrize("alpha", [255, 0])
 def test_alpha_channels_of_one_value_are_no_transparency(

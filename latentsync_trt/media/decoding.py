@@ -20,7 +20,7 @@ from av.stream import Discard, Disposition, Stream
 from av.video.reformatter import ColorRange, Colorspace
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import check_size
+from latentsync_trt.media.files import check_size, decode
 
 _MOST_BYTES = 100_000_000
 
@@ -50,7 +50,7 @@ def is_tile(stream: Stream) -> bool:
 
 def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
-    crop, size, frames = _crop(stream), None, container.decode(stream)
+    crop, size, frames = _crop(stream), None, decode(container, stream)
     if not stream.disposition & Disposition.default and any(map(is_tile, container.streams)):
         try:
             frames = iter([_composed(path, container)])

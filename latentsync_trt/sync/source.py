@@ -12,6 +12,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
+from latentsync_trt.media.ending import notices_of_ending
 from latentsync_trt.media.pictures import kept_on_disk, most_in_flight, without_rgb
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
@@ -31,6 +32,8 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     inputs, speech = run.inputs, run.inputs.sound
     run.announce((*run.bundle.manifest.notices_at(run.resolution_px), *notices_of_rate(inputs.info, inputs.options)))
     run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
+    for path in dict.fromkeys((inputs.video, *speech.files)):
+        run.announce(notices_of_ending(path))
     run.on_progress(Progress("reading audio", 0, None))
     with run.clock.measure("encode audio", frames=0):
         encode_mel, filters = lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle)

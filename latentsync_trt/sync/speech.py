@@ -1,7 +1,8 @@
 """The recordings that lips follow, whose lips follow which and when, and their encoded speech.
 
 Times are exact seconds. Times of a recording become times of the output by `SoundPiece.at_s`. Speech out of the video's
-own file stays where it is there; other recordings begin with the part that is synced. `--offset` moves both.
+own file stays where it is there; other recordings begin with the part that is synced, those out of another video as
+much later as they begin there after its picture. `--offset` moves all.
 """
 
 from bisect import bisect
@@ -209,7 +210,10 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
             own = SoundPiece(video, delays.sound_s)
 
     def piece(path: Path) -> SoundPiece:
-        start_s = delays.sound_s if are_one(path, video) else options.start or Fraction(0)
+        if are_one(path, video):
+            start_s = delays.sound_s
+        else:
+            start_s = delays_of(video, path).sound_s + (options.start or Fraction(0))
         return SoundPiece(path, start_s + Fraction(str(options.offset)) / 1000)
 
     sound = replace(speakers_of(audio, piece, options), own=own, picture_delay_s=delays.picture_s)
@@ -265,6 +269,9 @@ class OpenSpeech:
             if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
                 what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
                 self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
+            if max(mixer.low_s for mixer in mixers) > _CANCELED_S:
+                what = "has sound only in its low-frequency channel (LFE), which many players leave out"
+                self.notices.append(f"{recording.path}: {what}; the lips follow it; name the channel anew to hear it")
             return stream
 
         self._recordings, self.notices = sound.recordings, list[str]()
