@@ -26,10 +26,18 @@ from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.remote_files import name_of as name_of_url
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
+from latentsync_trt.environment import environment
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, Service
 from latentsync_trt.web import jobs
+
+# At its import, Gradio opens an HTTP client, which the page never uses, and which proxies or certificates that are set
+# for other programs may break.
+with environment({"no_proxy": "*", "SSL_CERT_FILE": None, "SSL_CERT_DIR": None}):
+    import gradio as gr
+
+    from latentsync_trt.web.page import Page
 
 _COOKIE = "HttpOnly; Max-Age=31536000; Path=/; SameSite=lax"
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
@@ -59,10 +67,6 @@ def page_app(
     shutil.rmtree(uploads, ignore_errors=True)  # of a page that was killed
     uploads.mkdir(0o700, parents=True)
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
-
-    import gradio as gr
-
-    from latentsync_trt.web.page import Page
 
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _bundles(bundle, one=one))
