@@ -119,7 +119,7 @@ class WorkerHandle:
             raise
         error = event["error"]
         if error is not None:
-            raise WorkerLost(f"{self.name}: {error}") if isinstance(error, WorkerLost) else error
+            raise WorkerLost(f"{self.name}: {error}", crash=error.crash) if isinstance(error, WorkerLost) else error
         return event["result"]
 
     def _read(self) -> None:
@@ -142,7 +142,7 @@ class WorkerHandle:
             calls, self._calls = [*self._calls.values()], {}
             if self._problem is None:
                 line = ended.last_error_line or "no message"
-                self._problem = WorkerLost(f"its process ended with {ended}: {line}")
+                self._problem = WorkerLost(f"its process ended with {ended}: {line}", crash=ended.crash)
         for call in calls:
             call.events.put({"error": self._problem})
 

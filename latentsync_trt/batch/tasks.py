@@ -16,7 +16,14 @@ class TaskError(LatentSyncError):
 
 
 class WorkerLost(LatentSyncError):
-    """The worker died while it started or ran a task, which may run again."""
+    """The worker died while it started or ran a task, which may run again.
+
+    `crash`: what ended its process, such as "signal 11 (SIGSEGV)"; empty unless that was the system.
+    """
+
+    def __init__(self, *args: Any, usage: bool | None = None, crash: str = "") -> None:
+        super().__init__(*args, usage=usage)
+        self.crash = crash
 
 
 class Canceled(LatentSyncError):
