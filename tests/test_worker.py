@@ -186,7 +186,7 @@ def test_a_child_goes_on_after_canceled_and_failed_clips_until_it_is_closed(
 def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(tmp_path: Path) -> None:
     worker = WorkerHandle("cpu", SETTINGS, new_child=partial(Child, hold))
     worker.start()
-    worker.hung_s = 3.0
+    worker.hung_s, worker.cancel_s = 10.0, 0.5
     stuck, canceled = worker.pid or 0, threading.Event()
 
     def cancel_when_noticed() -> None:
@@ -194,7 +194,7 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(tmp_path: Path) -> 
         canceled.set()
 
     canceling = threading.Thread(target=cancel_when_noticed)
-    with pytest.raises(WorkerLost, match="did not answer, or not obey a cancel, for 3 s"):
+    with pytest.raises(WorkerLost, match=r"did not obey a cancel within 0\.5 s"):
         worker.run(Task("stuck", "v", "a", str(tmp_path / "a.mp4")), at("lip-sync", canceling.start), canceled)
     canceling.join()
     assert not worker.hangs and not psutil.pid_exists(stuck)
@@ -284,7 +284,9 @@ def test_a_process_syncs_two_clips_and_one_is_canceled(pair: WorkerHandle, two: 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that end a process")
-def test_a_clip_that_crashes_two_workers_fails_and_the_one_beside_it_is_done(pair: WorkerHandle, tmp_path: Path) -> None:
+def test_a_clip_that_crashes_two_workers_fails_and_the_one_beside_it_is_done(
+    pair: WorkerHandle, tmp_path: Path
+) -> None:
     bad = Task("crash", str(tmp_path / "bad.mp4"), "a", str(tmp_path / "crash"))
     good = Task("small", "v", "a", str(tmp_path / "small"))
 

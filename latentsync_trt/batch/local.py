@@ -42,10 +42,12 @@ class WorkerHandle:
     """The driver's side of a worker; any thread may call it. The child ends with this process, however that ends.
 
     `at_once`: how many tasks it takes at a time. `provider`: on which it opened its bundle; empty before. `hangs`:
-    whether it works and has sent nothing for a tenth of `hung_s`, after which it is ended, and its tasks run again.
+    whether it works and has sent nothing for a tenth of `hung_s`, after which it is ended, and its tasks run again. It
+    is ended, too, where it does not obey a cancel within `cancel_s`.
     """
 
     hung_s = 300.0
+    cancel_s = 30.0
 
     def __init__(
         self,
@@ -154,8 +156,10 @@ class WorkerHandle:
             calls = dict(self._calls)
             silent_s = now_s - self._heard_s if calls else 0.0
             self.hangs = silent_s > self.hung_s / 10
-            if max([silent_s, *(now_s - call.canceled_s for call in calls.values())]) > self.hung_s:
-                problem = WorkerLost(f"did not answer, or not obey a cancel, for {self.hung_s:g} s, and was ended")
+            if silent_s > self.hung_s:
+                problem = WorkerLost(f"did not answer for {self.hung_s:g} s, and was ended")
+            elif any(now_s - call.canceled_s > self.cancel_s for call in calls.values()):
+                problem = WorkerLost(f"did not obey a cancel within {self.cancel_s:g} s, and was ended")
             elif calls and "" not in calls and bytes_ > most:
                 text = f"needs more than {most / 1e9:.2g} GB of memory, the most for a worker here"
                 problem = TaskError(f"the clip {text}; give one with smaller pictures, or fewer --workers")

@@ -1,6 +1,6 @@
 """What goes into painting: the speech, and the frames of the clip with their faces cut out."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
@@ -17,10 +17,10 @@ from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.sync.model_slot import RunContext
-from latentsync_trt.sync.speech import OpenSpeech
+from latentsync_trt.sync.speech import OpenSpeech, asking
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span
-from latentsync_trt.types import Progress
+from latentsync_trt.types import Float32Array, Progress
 
 # In the queues between stages that hold no frames back, and in the hands of these.
 _UNDER_WAY = 4
@@ -32,9 +32,13 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     run.announce((*run.bundle.manifest.notices_at(run.resolution_px), *notices_of_rate(inputs.info, inputs.options)))
     run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
     run.on_progress(Progress("reading audio", 0, None))
+
+    def listen(speaker: int, blocks: Iterable[Float32Array]) -> Iterable[Float32Array]:
+        return asking(run.ask, quality.listen(speaker, blocks))
+
     with run.clock.measure("encode audio", frames=0):
         encode_mel, filters = lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle)
-        return OpenSpeech(speech, encode_mel, filters, inputs.options, quality.listen, run.speech_in)
+        return OpenSpeech(speech, encode_mel, filters, inputs.options, listen, run.speech_in)
 
 
 def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) -> ClipStages:
