@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import inf
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_type_hints
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.option_fields import Speaker, file_fields, from_texts, to_texts
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.option_fields import Speaker, file_fields, from_texts, from_values, to_texts
 from latentsync_trt.types import Progress
 
 
@@ -57,8 +57,17 @@ class Task:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Reads what `to_json` wrote; raises `InputError` for options that do not exist."""
-        return cls(**{**data, "options": from_texts(SyncOptions, data["options"])})
+        """Reads what `to_json` wrote; raises `InputError` for what that cannot have written."""
+        values: dict[str, Any] = {"options": SyncOptions()}
+        for name, hint in get_type_hints(cls).items():
+            if name == "options":
+                values[name] = from_texts(SyncOptions, from_values(dict[str, Any], data.get(name), name, InputError))
+            elif name in data:
+                values[name] = from_values(hint, data[name], name, InputError)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise InputError(f"task: {error}") from error
 
     def with_files(self, change: Callable[[str, bool], str]) -> Self:
         """Replaces every file by what `change` returns for it and for whether it is written; outputs come last."""
