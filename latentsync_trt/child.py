@@ -3,6 +3,8 @@
 Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends only the child.
 """
 
+import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -200,6 +202,15 @@ def main() -> None:
                 end_process(1)
 
     function(_received(orders), emit)
+
+
+def give_memory_back() -> None:
+    """Returns to the system what this process has freed, for what follows may need less for hours. PyAV's frames form
+    cycles, and glibc keeps what is not at the end of its heaps."""
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # of another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def end_process(code: int) -> NoReturn:

@@ -167,7 +167,7 @@ def test_tasks_of_damaged_rows_fail_and_all_others_are_there(tmp_path: Path) -> 
         store.add([*good, *(Task(f"bad {name}", "v", "a", "o") for name in DAMAGED)])
     with closing(sqlite3.connect(path)) as other:
         for name, (column, value) in DAMAGED.items():
-            other.execute(f"update tasks set {column} = ? where id = ?", (value, f"bad {name}"))  # noqa: S608
+            other.execute(f"update tasks set {column} = ? where id = ?", (value, f"bad {name}"))
         other.commit()
     with closing(JobStore(path)) as store:
         assert [row.task for row in store.rows("waiting")] == good

@@ -181,12 +181,12 @@ def _text_of(stored: bytes) -> str | bytes:
 
 def _row_of(stored: Mapping[str, Any]) -> Row:
     """Raises `InputError` for what `JobStore` has not written."""
-    task = from_values(str, stored["task"], "task", InputError)
-    report = from_values(str | None, stored["report"], "report", InputError)
-    values: dict[str, Any] = {
-        "task": Task.from_json(from_json(dict[str, Any], task, "task", InputError)),
-        "report": None if report is None else from_json(dict[str, Any], report, "report", InputError),
-    }
+    values: dict[str, Any] = {"report": None}
+    for name in ("task", "report"):
+        if stored[name] is not None:
+            text = from_values(str, stored[name], name, InputError)
+            values[name] = from_json(dict[str, Any], text, name, InputError)
+    values["task"] = Task.from_json(values["task"])
     if values["task"].id != stored["id"]:
         raise InputError(f"task: is that of {values['task'].id}")
     from_values(_Figures, values["report"] or {}, "report", InputError)

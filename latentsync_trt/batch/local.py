@@ -19,7 +19,7 @@ from typing import Any
 
 from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Child, Emit, Event, end_process
+from latentsync_trt.child import Child, Emit, Event, end_process, give_memory_back
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
@@ -204,6 +204,7 @@ def carry_out(orders: Iterator[Any], emit: Emit) -> None:
                     result = workers[0].run(order, lambda at: emit(key=key, progress=at), canceled[key])
             except LatentSyncError as failure:
                 error = failure
+            give_memory_back()
             del canceled[key]
             emit(key=key, error=error, result=result)
         except BaseException:  # noqa: BLE001 -- the parent would wait forever

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
@@ -12,7 +11,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
-from latentsync_trt.media.pictures import kept_on_disk, most_in_flight, without_rgb
+from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, most_in_flight
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
@@ -86,7 +85,7 @@ def aligned_frames(
                     )
                 if quality.mismatch is not None and job.targets:
                     quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
-                # What finding faces has converted of pictures on disk is dropped.
-                yield replace(job, frame=without_rgb(job.frame)) if stages.on_disk else job
+                forget_on_disk(job.frame)  # what cutting out has converted
+                yield job
 
     return watched(finder.cut_out(found, inputs.sound.speaks))
