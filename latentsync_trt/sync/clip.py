@@ -60,7 +60,7 @@ def sync_clip(run: RunContext) -> SyncReport:
         paster = Paster(run.detector, paste=options.paste)
         composer = Composer(paster, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
-        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
+        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch, run.ask)))
         faces = write_frames(run, writer, composed, playback, stages.leave, pace)
     run.announce(writer.notices)
     return report_of(run, float(writer.end_s), faces, pace, quality)

@@ -70,6 +70,7 @@ def write_frames(
         faces.add(frame, job.seen, has_face=job.has_face)
         leave()
         if frame.index < pace.frames_done:
+            run.ask()
             continue
         with run.clock.measure("encode"):
             writer.write(frame, patches)
