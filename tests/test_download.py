@@ -108,9 +108,7 @@ def test_a_refusal_and_an_unreachable_hub_are_explained(checkpoints: Path, serve
     ("name", "value"),
     [("ALL_PROXY", "ftp://127.0.0.1:9"), ("https_proxy", "gopher://127.0.0.1:9"), ("SSL_CERT_FILE", "gone.pem")],
 )
-def test_a_wrong_variable_is_named(
-    server: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_a_wrong_variable_is_named(server: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv(name, value)
     assert failure("1.6").startswith(f"error: ${name}: ")
