@@ -100,6 +100,7 @@ def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, 
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
         untouched=tuple(faces.untouched),
         quality=quality.result(float(pace.from_s)),
+        picture_delay_s=float(run.inputs.sound.picture_delay_s),
     )
     if run.inputs.page is not None:
         write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)
