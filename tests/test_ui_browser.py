@@ -71,6 +71,9 @@ class Visitor:
 
     def upload(self, video: Path, speech: Path, faces: int = 1) -> None:
         for name, path in (("video", video), ("speech", speech)):
+            clear = self.part(name).get_by_role("button", name="Clear")
+            if clear.count():
+                clear.first.click()
             self.part(name).locator("input[type=file]").first.set_input_files(path)
         self.ready(faces)
 
