@@ -303,6 +303,8 @@ class SyncReport:
     `opened_s` where hardly any follow; `finish_s` is its last part, after the last frame was written.
     `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time; from `opened_s` on where fewer
     frames follow the first windows than these have. `stages`: seconds that each stage was busy; they overlap.
+    `picture_delay_s`: time of the output at which the source's first picture is shown; negative where the output
+    begins later in the source, as a preview does.
     """
 
     output: str
@@ -322,6 +324,7 @@ class SyncReport:
     quality: Measures | None = None
     opened_s: float = 0.0
     finish_s: float = 0.0
+    picture_delay_s: float = 0.0
 
     @property
     def painting_s(self) -> float:

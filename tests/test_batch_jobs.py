@@ -98,6 +98,8 @@ BAD_ROWS = {
     "a.mp4,a.wav,damaged.mp4/x12.mp4,,": "damaged.mp4: is a file; name a folder",
     "a.mp4,a.wav,x13.mp4,,,more": "has a cell below no name of a column",
     "a.mp4,a.wav,a.mp4,,": "choose another name",
+    "http://[::1,a.wav,x15.mp4,,": "http://[::1: is no address",
+    "a.mp4,a.wav,s3://[,,": "s3://[: is no address",
     "a.mp4,a.wav,there.mp4,,": "there.mp4: exists already; choose another name, or replace it with --overwrite",
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.batch import remote_files
-from latentsync_trt.batch.remote_files import is_url, shown
+from latentsync_trt.batch.remote_files import is_url, parts_of, shown
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
@@ -127,7 +127,10 @@ def _default_output(video: str, options: SyncOptions, folder: str | None) -> str
 
 
 def _joined(base: Path, file: str) -> str:
-    return file if is_url(file) else str((base / local_path(file)).absolute())
+    if is_url(file):
+        parts_of(file)
+        return file
+    return str((base / local_path(file)).absolute())
 
 
 def _without_conflicts(rows: Sequence[BatchRow]) -> list[BatchRow]:

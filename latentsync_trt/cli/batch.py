@@ -36,6 +36,7 @@ _MOVED_EVERY_S = 2.0
 @click.argument("jobs", type=flags.LocalPath())
 @click.option(
     "--output",
+    type=flags.OutputFolder(),
     panel=FILES,
     metavar="FOLDER",
     help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",

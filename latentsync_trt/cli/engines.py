@@ -19,6 +19,7 @@ from latentsync_trt.types import Progress
 cache_option = flags.path_option(
     "--engine-cache",
     "folder",
+    written=True,
     callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
     help=next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache").metadata["help"],
 )

@@ -1,6 +1,7 @@
 """`latentsync-trt serve`, `ui` and `live`: an HTTP service, and pages in the browser."""
 
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
@@ -58,7 +59,8 @@ def serve(**fields: Any) -> None:
 @_service_options("Page", 7860)
 def ui(**fields: Any) -> None:
     """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
-    _start("ui", **fields)
+    with warnings.catch_warnings(action="ignore"):  # of other libraries, which are for developers
+        _start("ui", **fields)
 
 
 def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:

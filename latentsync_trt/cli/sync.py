@@ -37,7 +37,7 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
     "--audio", "--voice", panel=FILES, help="File with the speech that the lips follow; for several people --speaker."
 )
 @flags.path_option(
-    "--output", "-o", panel=FILES, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
+    "--output", "-o", panel=FILES, written=True, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
 )
 @flags.bundle_option
 @flags.options_from(SyncOptions)
@@ -199,7 +199,9 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 
 @click.command("faces")
 @click.argument("video", type=flags.LocalPath())
-@flags.path_option("--output", "-o", help="Name of the .png and .json to write.  [default: the video's with -faces]")
+@flags.path_option(
+    "--output", "-o", written=True, help="Name of the .png and .json to write.  [default: the video's with -faces]"
+)
 @flags.overwrite_option
 @flags.json_option
 def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Pictures: RGB of a decoded one on demand, planes on disk, and frames with their patches for the encoder."""
 
+import mmap
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,7 +32,8 @@ from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo,
 
 _SMALL_PX = 480
 # Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages.
-_IN_FLIGHT_BYTES = 2_000_000_000
+# Decoder and encoder take as much again. In 1.2 GB, frames of 3840×2160 stay in memory up to 30 frames/s.
+_IN_FLIGHT_BYTES = 1_200_000_000
 
 TILE_PX = 64  # side of a tile; even, as a chroma sample covers two pixels
 _WHITE, _DEEP_WHITE = 255, 65535
@@ -49,9 +51,15 @@ class LazyRgb:
         self.shape = height, width, 3
         self._planes, self._hdr = planes, hdr_of(planes.color.transfer)
         self._coding = coding_of(planes.color, width, height, planes.bits)
-        self._rgb = np.empty((height, width, 3), np.uint8)
-        self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
+        self.forget()
+
+    def forget(self) -> None:
+        """Gives back the memory of what was converted; who looks again waits for it again."""
+        height, width, _ = self.shape
+        with self._lock:
+            self._rgb = np.empty(self.shape, np.uint8)
+            self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
 
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
         """A read-only part, given by two slices without steps."""
@@ -65,7 +73,7 @@ class LazyRgb:
                 for row in range(top, bottom, _MOST_ROWS):
                     self._convert(row, min(row + _MOST_ROWS, bottom), columns.start, columns.stop)
                 self._missing[top:bottom, columns] = False
-        part = self._rgb[place]
+            part = self._rgb[place]
         part.flags.writeable = False
         return part
 
@@ -109,6 +117,17 @@ def kept_on_disk(planes: YuvPlanes, folder: Path) -> YuvPlanes:
     parts = np.split(samples, [arrays[0].size, arrays[0].size + arrays[1].size])
     y, u, v = (part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
     return replace(planes, y=y, u=u, v=v)
+
+
+def forget_on_disk(frame: Frame) -> None:
+    """Gives back the memory of a frame that is `kept_on_disk`, until it is looked at again; does nothing to others."""
+    pages = None if frame.planes is None else getattr(frame.planes.y, "_mmap", None)
+    if pages is None:
+        return
+    if isinstance(frame.picture, LazyRgb):
+        frame.picture.forget()
+    if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows, which takes pages of files back itself
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 def without_rgb(frame: Frame) -> Frame:

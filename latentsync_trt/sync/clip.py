@@ -60,7 +60,7 @@ def sync_clip(run: RunContext) -> SyncReport:
         paster = Paster(run.detector, paste=options.paste)
         composer = Composer(paster, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
-        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
+        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch, run.ask)))
         faces = write_frames(run, writer, composed, playback, stages.leave, pace)
     run.announce(writer.notices)
     return report_of(run, float(writer.end_s), faces, pace, quality)
@@ -101,6 +101,7 @@ def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, 
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
         untouched=tuple(faces.untouched),
         quality=quality.result(float(pace.from_s)),
+        picture_delay_s=float(run.inputs.sound.picture_delay_s),
     )
     if run.inputs.page is not None:
         write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)

@@ -78,6 +78,7 @@ def write_frames(
             damaged.setdefault(frame.source_s, frame.source_s + frame.duration_s)
         leave()
         if frame.index < pace.frames_done:
+            run.ask()
             continue
         with run.clock.measure("encode"):
             writer.write(frame, patches)

@@ -6,14 +6,13 @@ much later as they begin there after its picture. `--offset` moves all.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from latentsync_trt.audio.encoder import SpeechStream, plan_of
 from latentsync_trt.config import SyncOptions
@@ -28,6 +27,8 @@ from latentsync_trt.types import Float32Array
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
+
+T = TypeVar("T")
 
 _CANCELED_S = 0.1
 """Less needs no notice."""
@@ -224,11 +225,19 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
     return sound
 
 
-def speech_in(path: Path) -> "Speech":
-    """When somebody speaks in a recording; raises as `find_speech` and `read_audio_blocks`."""
+def asking(ask: Callable[[], object], items: Iterable[T]) -> Iterator[T]:
+    """The same items; calls `ask`, which may raise, before each."""
+    for item in items:
+        ask()
+        yield item
+
+
+def speech_in(path: Path, ask: Callable[[], object] = lambda: None) -> "Speech":
+    """When somebody speaks in a recording; `ask` is called with each second of it. Raises as `find_speech` and
+    `read_audio_blocks`."""
     from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
 
-    return find_speech(partial(read_audio_blocks, path))
+    return find_speech(lambda: asking(ask, read_audio_blocks(path)))
 
 
 class OpenSpeech:
