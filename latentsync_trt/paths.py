@@ -18,6 +18,10 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u20
 """Control characters, and those of Unicode that turn the direction of text, end its line, or are not seen."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
+VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
+AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
+"""By which files in a folder are taken for videos and recordings."""
+
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
 """Names the folder of engines and of what is remembered."""
 

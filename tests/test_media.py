@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import av
 import numpy as np
+import psutil
 import pytest
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import Mixer, mixing, sound_blocks
-from latentsync_trt.media.pictures import kept_on_disk
+from latentsync_trt.media.color import planes_of
+from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, kept_on_disk, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.types import Frame, UInt8Array
 from tests.clips import click_times, copied, number_of, numbered, read_audio, rewritten, write_sound, write_video
 from tests.pictures import decoded_planes
 from tests.sounds import write_samples
@@ -55,8 +58,23 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
         assert other.planes is not None
         for name in ("y", "u", "v", "color", "bits"):
             assert np.array_equal(getattr(one.planes, name), getattr(other.planes, name))
-        assert np.array_equal(one.rgb, other.rgb)
+        for _ in range(2):
+            assert np.array_equal(one.rgb, other.rgb)
+            forget_on_disk(one)
     assert not [*folder.iterdir()] or os.name == "nt"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is in memory of files")
+def test_pictures_on_disk_take_no_memory_while_they_wait(tmp_path: Path) -> None:
+    planes = kept_on_disk(
+        planes_of(np.zeros((4000, 4000, 3), np.uint8), picture_info(4000, 4000, rgb=True).color), tmp_path
+    )
+    frame = Frame(0, Fraction(0), Fraction(1), Fraction(0), LazyRgb(planes), planes)
+    before = psutil.Process().memory_info()
+    assert not frame.rgb.any()
+    assert psutil.Process().memory_info().rss > before.rss + 80e6
+    forget_on_disk(frame)
+    assert psutil.Process().memory_info().rss < before.rss + 20e6
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,11 @@ def test_from_upload_to_result(client: httpx.Client, clip: Files, worker: Preten
     part = client.get(f"{path}/result", headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, RESULT[5:10])
     assert client.get(f"{path}/report").text == "<p>page</p>"
-    head = client.head(f"{path}/result")
-    assert (head.status_code, head.content, head.headers["Content-Length"]) == (200, b"", str(len(RESULT)))
+    for each in ("/docs", "/metrics", "/healthz", "/v1/jobs", path, f"{path}/result", f"{path}/report", "/v1/none"):
+        whole, head = client.get(each), client.head(each)
+        assert (head.status_code, head.content) == (whole.status_code, b""), each
+        names = "content-type", "content-length", "etag"
+        assert [head.headers.get(name) for name in names] == [whole.headers.get(name) for name in names], each
     assert worker.tasks[0].options.preset == "fast"
     assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
     assert client.delete(path).status_code == 204

@@ -1,6 +1,7 @@
 """Workers in this process and in a child: paths and URLs, clips that fail, are stopped or killed."""
 
 import os
+import platform
 import shutil
 import threading
 from collections import Counter
@@ -33,7 +34,7 @@ from latentsync_trt.batch.tasks import (
 )
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.batch.workers import make_workers
-from latentsync_trt.child import Child, Ended
+from latentsync_trt.child import Child, Ended, give_memory_back
 from latentsync_trt.errors import InferenceError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.types import Progress
@@ -304,6 +305,17 @@ def test_a_clip_that_crashes_two_workers_fails_and_the_one_beside_it_is_done(
     assert failures[-1].message.startswith(f"{tmp_path / 'bad.mp4'}: this file makes the decoder crash")
     assert "SIGSEGV" in failures[-1].message
     assert finished(events) == ["small"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="Others give memory back themselves")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    held = [bytearray(b"x" * 100_000) for _ in range(1000)]
+    last = bytearray(b"x" * 100_000)  # above which glibc's heap would shrink
+    held.clear()
+    before = psutil.Process().memory_info().rss
+    give_memory_back()
+    assert psutil.Process().memory_info().rss < before - 50e6
+    assert last
 
 
 @pytest.mark.parametrize(("code", "crashed"), [(-11, True), (0xC0000005, True), (0xC000013A, False), (1, False)])

@@ -95,15 +95,23 @@ class Dispatcher:
         self._end(CanceledEvent(task_id))
         return True
 
-    def wait(self) -> None:
-        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error."""
+    def wait(self, on_poll: Callable[[], object] = lambda: None) -> None:
+        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error.
+        `on_poll`: called several times a second meanwhile."""
+        while self._goes_on():
+            on_poll()
         with self._changed:
-            while self._pending and self._slots and not self._stops():
-                self._changed.wait(_POLL_S)
             if exit_code():  # Python drops the error of a signal that arrives within a destructor
                 raise KeyboardInterrupt
             if self._pending and not self._slots and self._error is not None:
                 raise self._error
+
+    def _goes_on(self) -> bool:
+        """Waits a moment; returns whether tasks are left that can run."""
+        with self._changed:
+            if self._pending and self._slots and not self._stops():
+                self._changed.wait(_POLL_S)
+            return bool(self._pending and self._slots and not self._stops())
 
     def close(self) -> None:
         """Ends all workers. Tasks that wait or run get no further event."""

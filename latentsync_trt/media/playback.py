@@ -5,6 +5,7 @@ middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and 
 rounded to whole pictures. All times are exact seconds.
 """
 
+import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -46,7 +47,9 @@ _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
 # Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
-_LEAST_CHUNK = 4
+_LEAST_CHUNK = 2
+# Each thread of a decoder holds a picture, which it may decode for long.
+_THREADS_BYTES = 256 * 2**20
 # So much earlier than the first wanted picture is sought: a keyframe may be found by decoding time, or be none.
 _SEEK_BACK_S = (0, 2, 20)
 
@@ -145,6 +148,9 @@ class VideoPasses:
         with open_input(self._path) as container:
             stream = video_stream(self._path, container)
             stream.thread_type = "AUTO"
+            most_threads = _THREADS_BYTES // (3 * stream.width * stream.height // 2)
+            if most_threads < (os.cpu_count() or 1):
+                stream.codec_context.thread_count = max(most_threads, 1)
             for other in set(container.streams) - {stream}:
                 other.discard = Discard.all
             if not self._usual_s:
