@@ -52,6 +52,7 @@ class Chooser:
         self._speakers = speakers_of(choice)
         self._choice = choice if isinstance(choice, FaceChoice) else LARGEST
         self._chosen: list[int] = []
+        self._last: TrackedDetection | None = None
         self._shot, self._present_s = -1, Fraction(0)
 
     def choose(self, seen: FrameFaces, time_s: Fraction) -> list[tuple[TrackedDetection, int]]:
@@ -59,6 +60,9 @@ class Chooser:
             return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
         if seen.shot != self._shot and self._choice.kind != "at":
             self._chosen, self._shot = [], seen.shot
+        for face in seen.faces:
+            if self._last is not None and face.track_id == self._last.track_id:  # of whom more is known now, perhaps
+                self._chosen = [face.person if one == self._last.person else one for one in self._chosen]
         visible = {face.person: face for face in seen.faces}
         present = [person for person in self._chosen if person in visible]
         is_lasting = self._choice.kind == "at" or time_s - self._present_s <= _PATIENCE_S
@@ -68,7 +72,7 @@ class Chooser:
                 self._chosen.append(best.person)
                 present = [best.person]
         if present:
-            self._present_s = time_s
+            self._present_s, self._last = time_s, visible[present[0]]
         return [(visible[person], 0) for person in present[:1]]
 
     def _best(self, faces: Iterable[TrackedDetection]) -> TrackedDetection | None:

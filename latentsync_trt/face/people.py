@@ -73,7 +73,9 @@ class FoundPeople:
         for one in seen.faces:
             face, person = one.face, one.person
             row = time_s, *face.box.tolist(), *face.points.ravel().tolist(), *mouth_of(face.landmarks)
-            self.tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
+            _, rows = self.tracks.get(one.track_id, (person, array("d")))
+            rows.extend(row)
+            self.tracks[one.track_id] = person, rows
             score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
             if person not in self._portraits or score > _BETTER * self._portraits[person][0]:
                 self._portraits[person] = score, _portrait(picture(), face)
