@@ -141,9 +141,13 @@ def usable(face: Face, *, turned: bool = False) -> bool:
     width, height = (face.box[2:] - face.box[:2]).tolist()
     is_large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
     is_whole = is_large and _LEAST_ASPECT <= width / height <= _MOST_ASPECT and bool(np.isfinite(face.points).all())
+    return is_whole and (abs(roll_deg(face)) > _MOST_ROLL_DEG) is turned
+
+
+def roll_deg(face: Face) -> float:
+    """How far a face is tilted clockwise, from -180 to 180."""
     (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
-    roll_deg = degrees(atan2(right_y - left_y, right_x - left_x))
-    return is_whole and (abs(roll_deg) > _MOST_ROLL_DEG) is turned
+    return degrees(atan2(right_y - left_y, right_x - left_x))
 
 
 def turn(points: Float32Array | Float64Array) -> Float64Array:

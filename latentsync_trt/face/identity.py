@@ -178,13 +178,16 @@ def _unlikeness(before: Float32Array, now: Float32Array) -> float:
     return 0.0 if contrast < _LEAST_CONTRAST**2 * now.size else 1.0 - float(before @ now) / contrast
 
 
+def shape_change(before: Complex128Array | None, now: Complex128Array | None) -> float:
+    """Root-mean-square distance of two shapes after the best similarity transform, 0 to 1; 1 if one is unknown."""
+    if before is None or now is None or before.shape != now.shape:
+        return 1.0
+    likeness = abs(complex((before.conj() * now).mean()))
+    return max(0.0, 1.0 - likeness**2) ** 0.5
+
+
 def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) -> bool:
-    # Root-mean-square distance of the landmarks after the best similarity transform, 0 to 1; 1 if unknown.
-    shape_change = 1.0
-    if before.shape is not None and now.shape is not None and before.shape.shape == now.shape.shape:
-        likeness = abs(complex((before.shape.conj() * now.shape).mean()))
-        shape_change = max(0.0, 1.0 - likeness**2) ** 0.5
-    is_changed = shape_change >= factor * _LEAST_SHAPE_CHANGE
+    is_changed = shape_change(before.shape, now.shape) >= factor * _LEAST_SHAPE_CHANGE
     return is_changed and _unlikeness(before.face, now.face) >= factor * _LEAST_FACE_CHANGE
 
 

@@ -1,17 +1,25 @@
-"""Follows all faces of a video from frame to frame, tells who each is, and bridges short gaps."""
+"""Follows all faces of a video from frame to frame, and tells who each is."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from latentsync_trt.face import identity
-from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
+from latentsync_trt.face.geometry import area, checked, overlap, roll_deg, turn, usable
 from latentsync_trt.face.identity import Change, Person, Steady, View
-from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
+from latentsync_trt.types import (
+    Complex128Array,
+    Face,
+    FaceDetector,
+    Float32Array,
+    Picture,
+    UInt8Array,
+    YuvPlanes,
+)
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
@@ -32,8 +40,6 @@ _MOTION = 0.5
 """Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh runs more often."""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
-_COVERED_IOU = 0.1
-"""A bridged face that overlaps another face more is behind it."""
 _DECIDED_S = Fraction(1, 10)
 """So long a whole face must look the same before it is decided who it is."""
 
@@ -41,11 +47,13 @@ _DECIDED_S = Fraction(1, 10)
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedDetection:
     """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is, as far as is known: in a later
-    frame of the track it can be another number, which then holds for all of it."""
+    frame of the track it can be another number, which then holds for all of it. `motion`: how far its points have moved
+    within the face since its track began, likewise; 1 = not known."""
 
     track_id: int
     person: int
     face: Face
+    motion: float = 1.0
 
 
 ON_ITS_SIDE = "on its side"
@@ -54,11 +62,13 @@ ON_ITS_SIDE = "on its side"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameFaces:
-    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used."""
+    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used. `turned_deg`: how
+    far a face `ON_ITS_SIDE` is turned clockwise: 90, 180 or 270."""
 
     shot: int
     faces: tuple[TrackedDetection, ...]
     why_none: str = "no face"
+    turned_deg: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +84,14 @@ class _Track:
     is_decided: bool = False
     before: Face | None = None
     lost_s: Fraction | None = None
+    first_shape: Complex128Array | None = None
+    motion: float = 0.0
+
+    def move(self, shape: Complex128Array | None) -> None:
+        """Adds the points of the next frame."""
+        if self.first_shape is None:
+            self.first_shape = shape
+        self.motion = max(self.motion, identity.shape_change(self.first_shape, shape))
 
     def predicted(self) -> Face:
         """Where the face should be in the next frame."""
@@ -118,6 +136,7 @@ class FaceTracker:
         self._past = identity.Past()
         self._in_shot: set[Person] = set()
         self._why_none = "no face"
+        self._turned_deg = 0
 
     def restart(self) -> None:
         """Begins a new shot with the next frame."""
@@ -160,14 +179,15 @@ class FaceTracker:
         self._admit(view, traced, kept)
         for track in kept:
             self._learn(view, track, [other for other in kept if other is not track])
+            track.move(track.shot[-1].shape)
         for track in self._tracks:
             if track not in kept and track.lost_s is None:
                 track.before, track.lost_s = None, self._now_s
         self._scene, self._last_view = view.scene, view
         self._past.add(view.scene, self._now_s)
         order = sorted(kept, key=lambda track: track.track_id)
-        faces = tuple(TrackedDetection(track.track_id, track.person.number, track.face) for track in order)
-        return FrameFaces(self._shot, faces, self._why_none)
+        faces = tuple(TrackedDetection(one.track_id, one.person.number, one.face, one.motion) for one in order)
+        return FrameFaces(self._shot, faces, self._why_none, self._turned_deg)
 
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
@@ -249,8 +269,10 @@ class FaceTracker:
             faces = self._own.search(view.picture, view.overview(), known, small=small)
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
-            if any(usable(face, turned=True) for face in faces):
+            turned = [face for face in faces if usable(face, turned=True)]
+            if turned:
                 self._why_none = ON_ITS_SIDE
+                self._turned_deg = round(roll_deg(max(turned, key=area)) / 90) * 90 % 360
             elif faces:
                 self._why_none = "too small"
             else:
@@ -270,7 +292,7 @@ class FaceTracker:
             if overlap(earlier, [place]) > _SAME_FACE_IOU:
                 # A track ends where its face changes; but one that jumps was not followed there.
                 is_same = track in self._tracks or overlap(face, [place]) < _JUMP_IOU
-                moves_on = track.before is not None and overlap(face, [_between(track.before, place, 2)]) > _JUMP_IOU
+                moves_on = track.before is not None and overlap(face, [between(track.before, place, 2)]) > _JUMP_IOU
                 return _Trace(earlier, track) if is_same and (moves_on or not elsewhere) else _Trace()
         return _Trace(earlier, beside={track.person for track, _ in places})
 
@@ -382,86 +404,7 @@ def _moved(last: Face, face: Face) -> float:
     return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    frame: Frame
-    picture: Picture
-    seen: FrameFaces
-    faces: dict[int, TrackedDetection]
-
-    def add(self, found: TrackedDetection) -> bool:
-        """Adds a face unless it is behind another, or the person is seen elsewhere."""
-        others = self.faces.values()
-        is_elsewhere = any(other.person == found.person for other in others)
-        if is_elsewhere or overlap(found.face, [other.face for other in others]) > _COVERED_IOU:
-            return False
-        self.faces[found.track_id] = found
-        return True
-
-    def rename(self, sighting: TrackedDetection) -> None:
-        """Says who it is, where that was decided in a later frame of the track."""
-        face = self.faces.get(sighting.track_id)
-        if face is not None and face.person != sighting.person:
-            del self.faces[face.track_id]
-            if all(other.person != sighting.person for other in self.faces.values()):
-                self.faces[face.track_id] = replace(face, person=sighting.person)
-
-
-class LookAhead:
-    """Gives each frame back with its faces, after at most half a second of others.
-
-    Where a track has a gap, its face is interpolated, unless the picture there does not look like it. A face that was
-    found by a search, which runs every half second only, is followed back to where it appears.
-    """
-
-    def __init__(self, tracker: FaceTracker) -> None:
-        self._tracker = tracker
-        self._held: deque[_Held] = deque()
-
-    def push(self, frame: Frame, picture: Picture, seen: FrameFaces) -> list[tuple[Frame, FrameFaces]]:
-        """Adds the next frame, whose `picture` has square pixels; returns those that need not wait any longer."""
-        now = _Held(frame, picture, seen, {})
-        for sighting in seen.faces:
-            for held in self._held:
-                held.rename(sighting)
-            gap: list[_Held] = []
-            for held in reversed(self._held):
-                if sighting.track_id in held.faces:
-                    self._bridge(held, gap, now, sighting)
-                    break
-                gap.append(held)
-            else:
-                self._follow_back(sighting, [held for held in gap if held.seen.shot == seen.shot])
-            now.faces[sighting.track_id] = sighting
-        self._held.append(now)
-        return self.finish(before_s=frame.time_s - HALF_S)
-
-    def finish(self, before_s: Fraction | None = None) -> list[tuple[Frame, FrameFaces]]:
-        """All frames that still wait, or those before a time."""
-        left = []
-        while self._held and (before_s is None or self._held[0].frame.time_s < before_s):
-            held = self._held.popleft()
-            left.append((held.frame, replace(held.seen, faces=tuple(held.faces.values()))))
-        return left
-
-    def _bridge(self, last: _Held, gap: Sequence[_Held], now: _Held, after: TrackedDetection) -> None:
-        before, start_s, end_s = last.faces[after.track_id], last.frame.time_s, now.frame.time_s
-        for held in gap:
-            face = _between(before.face, after.face, float((held.frame.time_s - start_s) / (end_s - start_s)))
-            if self._tracker.is_seen(held.picture, face, after.person):
-                held.add(replace(after, face=face))
-
-    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held]) -> None:
-        for held in earlier:
-            face = self._tracker.near(held.picture, sighting.face, sighting.face)
-            if face is None or not self._tracker.is_seen(held.picture, face, sighting.person):
-                return
-            sighting = replace(sighting, face=face)
-            if not held.add(sighting):
-                return
-
-
-def _between(one: Face, other: Face, part: float) -> Face:
+def between(one: Face, other: Face, part: float) -> Face:
     pairs = [(one.box, other.box), (one.points, other.points)]
     if one.landmarks is not None and other.landmarks is not None:
         pairs.append((one.landmarks, other.landmarks))

@@ -81,6 +81,8 @@ def write_frames(
         run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
+    if (notice := faces.turned_notice(run.inputs.video)) is not None:
+        run.announce((notice,))
     run.on_progress(Progress("finishing", faces.frames, faces.frames))
     return faces
 
