@@ -282,11 +282,8 @@ class FaceTracker:
 
     def _traced(self, view: View, face: Face, places: Sequence[tuple[_Track, Face]], *, elsewhere: bool) -> _Trace:
         """What the frame before tells of a face. `places`: where tracks were in it; `elsewhere`: perhaps of a shot."""
-        last = self._last_view
-        earlier = None if last is None or not places or self._own is None else self._own.follow(last.picture, face)
-        if last is None or earlier is None or _moved(earlier, face) > _FARTHEST:
-            return _Trace()
-        if not identity.are_alike(last.look(earlier), view.look(face)):
+        earlier = self._earlier(view, face, [place for _, place in places]) if places else None
+        if earlier is None:
             return _Trace()
         for track, place in places:
             if overlap(earlier, [place]) > _SAME_FACE_IOU:
@@ -295,6 +292,22 @@ class FaceTracker:
                 moves_on = track.before is not None and overlap(face, [between(track.before, place, 2)]) > _JUMP_IOU
                 return _Trace(earlier, track) if is_same and (moves_on or not elsewhere) else _Trace()
         return _Trace(earlier, beside={track.person for track, _ in places})
+
+    def _earlier(self, view: View, face: Face, places: Sequence[Face]) -> Face | None:
+        """A face that looks the same, in the frame before, at about the same place; perhaps beside those at `places`,
+        where it is now."""
+        last = self._last_view
+        if last is None or self._own is None:
+            return None
+
+        def looks_the_same(earlier: Face) -> bool:
+            is_near = _moved(earlier, face) <= _FARTHEST
+            return is_near and identity.are_alike(last.look(earlier), view.look(face))
+
+        followed = self._own.follow(last.picture, face)
+        if followed is not None and looks_the_same(followed):
+            return followed
+        return next(filter(looks_the_same, self._own.search(last.picture, last.overview(), places)), None)
 
     def _admit(self, view: View, traced: list[tuple[Face, _Trace]], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones."""
