@@ -91,6 +91,8 @@ def write_frames(
     run.announce(notices_of_damage(run.inputs.video, damaged))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
+    if (notice := faces.turned_notice(run.inputs.video)) is not None:
+        run.announce((notice,))
     run.on_progress(Progress("finishing", faces.frames, faces.frames))
     return faces
 

@@ -8,7 +8,7 @@ from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
+from latentsync_trt.face.choice import FADE_HELD_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.ending import notices_of_ending
@@ -46,10 +46,10 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
     window_frames = streams * run.bundle.manifest.frames
-    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * (frames_per_s or MODEL_FPS))
+    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS))
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
-    return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S, on_disk=left_frames < least_frames)
+    return ClipStages(held_frames, held_frames - window_frames, FADE_HELD_S, HALF_S, on_disk=left_frames < least_frames)
 
 
 def aligned_frames(
@@ -83,7 +83,7 @@ def aligned_frames(
                 if not is_told and job.seen is not None and len(job.seen.faces) > 1:
                     is_told = True
                     run.notices.add(
-                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest is "
+                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest that moves is "
                         "lip-synced; --face takes another, latentsync-trt faces shows all"
                     )
                 if quality.mismatch is not None and job.targets:
