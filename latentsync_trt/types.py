@@ -54,7 +54,8 @@ class VideoInfo:
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
     time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
-    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture.
+    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture, as are `views`, which say
+    that it is not a plain picture: "360°" or "3D".
     `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a chroma sample
     lies to the right of and below the first pixel that it covers, in half pixels; None where the file
     does not say. `top_field_first`: of interlaced pictures, whether the top field is the earlier one.
@@ -74,6 +75,7 @@ class VideoInfo:
     captions: bool = False
     chroma_place: tuple[int, int] | None = None
     top_field_first: bool | None = None
+    views: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,6 +36,8 @@ _READ_KINDS = {
     SideDataType.A53_CC,
     SideDataType.CONTENT_LIGHT_LEVEL,
     SideDataType.MASTERING_DISPLAY_METADATA,
+    SideDataType.SPHERICAL,
+    SideDataType.STEREO3D,
     *_DYNAMIC,
 }
 _KINDS = 64  # of side data; FFmpeg 8.1 has about half as many

@@ -34,6 +34,7 @@ from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 _AS_IT_IS = Playback()
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
+_VIEWS = {Type.SPHERICAL: "360°", Type.STEREO3D: "3D"}
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 
@@ -70,6 +71,7 @@ def probe(path: Path) -> VideoInfo:
             captions=Type.A53_CC in side_data,
             chroma_place=upright_place(chroma_place_of(stream), orientation),
             top_field_first=upright_field(top_field_first(stream, frame), orientation),
+            views=tuple(view for kind, view in _VIEWS.items() if kind in side_data),
         )
 
 

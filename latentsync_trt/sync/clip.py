@@ -46,13 +46,13 @@ def sync_clip(run: RunContext) -> SyncReport:
         streams = streams_at(rate)
         stages = clip_stages(run, rate, streams)
         aligned = aligned_frames(run, quality, span, playback, stages)
-        windows = gather(aligned, frames, streams, writer.frames_done)
+        windows = gather(aligned, frames, streams, writer.paint_from)
         gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
         run.on_progress(Progress("opening networks", 0, None))
         with run.clock.measure("open", frames=0):
             model = run.model()
         run.announce(model.selection.notices())  # of a provider that it fell back to
-        pace = Pace(perf_counter(), writer.frames_done, span.frames(rate or Fraction(MODEL_FPS)), frames)
+        pace = Pace(perf_counter(), writer.paint_from, span.frames(rate or Fraction(MODEL_FPS)), frames)
         in_turn = model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)

@@ -83,7 +83,9 @@ def write_frames(
         with run.clock.measure("encode"):
             writer.write(frame, patches)
         pace.written(frame)
-        if frame.index == pace.frames_done:
+        if frame.index < writer.frames_done:  # painted again
+            continue
+        if frame.index == writer.frames_done:
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
         picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)

@@ -10,6 +10,7 @@ from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import FADE_HELD_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
+from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.ending import notices_of_ending
 from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, most_in_flight
@@ -69,7 +70,7 @@ def aligned_frames(
         pixel_aspect=inputs.info.sample_aspect_ratio,
         clock=run.clock,
     )
-    store = partial(kept_on_disk, folder=inputs.output.parent) if stages.on_disk else None
+    store = partial(kept_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
     frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
