@@ -312,11 +312,10 @@ class FaceTracker:
     def _admit(self, view: View, traced: list[tuple[Face, _Trace]], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones."""
         for face, trace in traced:
+            visible = {other.person for other in kept}
             track = trace.track
-            if track is None or track in kept:
-                track = self._lost(view, face, kept)
-            if track is None:
-                track = self._begun(view, face, trace.beside.union(other.person for other in kept), kept)
+            if track is None or track.person in visible:
+                track = self._lost(view, face, kept) or self._begun(view, face, trace.beside | visible, kept)
             if track is None:
                 continue
             if track not in self._tracks:
