@@ -37,7 +37,9 @@ _LEAST_DISSOLVED, _MOST_BESIDE = 0.25, 0.25
 """How unlike scenes are from a dissolve on, and how far those between may be from a blend of both, in parts of the
 change. Measured: 0.11 to 0.27 in dissolves between filmed people, 0.31 or more where a camera moves, or people do."""
 _SCENE_STEP_S = Fraction(1, 9)
+"""Time between the scenes that are remembered."""
 _DISSOLVE_SCENES = (4, 8, 16)
+"""So many scenes ago a dissolve may have begun: half a second, one, and two."""
 _MOST_SCENES = max(_DISSOLVE_SCENES) + 1
 _CELLS = 16
 _SAMPLES_PER_CELL = 4

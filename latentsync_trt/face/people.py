@@ -15,7 +15,7 @@ from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
 from latentsync_trt.face.speaking import MOUTH_VALUES, mouth_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import ON_ITS_SIDE, FrameFaces
-from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
+from latentsync_trt.types import Face, Float64Array, Frame, Interval, Picture, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""
@@ -91,8 +91,7 @@ class FoundPeople:
 
     def result(self, clip: ClipMark) -> tuple[Tracks, dict[int, UInt8Array]]:
         """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of those hardly seen."""
-        found = [(person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()]
-        found.sort(key=lambda one: float(one[1][0, 0]))
+        found = self._apart()
         seen_s = dict.fromkeys((person for person, _ in found), 0.0)
         for person, rows in found:
             seen_s[person] += float(rows[-1, 0] - rows[0, 0])
@@ -105,6 +104,22 @@ class FoundPeople:
         )
         portraits = {number: self._portraits[person][1] for person, number in numbers.items()}
         return Tracks(clip, tuple(self._shots_s.values()), spans), portraits
+
+    def _apart(self) -> list[tuple[int, Float64Array]]:
+        """Person and rows of each track, by their first time; nobody is at two places, even where a face was only later
+        recognized as that of somebody who was seen elsewhere before."""
+        all_rows = [
+            (person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()
+        ]
+        all_rows.sort(key=lambda one: float(one[1][0, 0]))
+        ends_s: dict[int, float] = {}
+        found = []
+        for person, rows in all_rows:
+            left = rows[rows[:, 0] > ends_s.get(person, -np.inf)]
+            if len(left):
+                ends_s[person] = float(left[-1, 0])
+                found.append((person, left))
+        return found
 
 
 def _portrait(picture: Picture, face: Face) -> UInt8Array:

@@ -173,8 +173,8 @@ class FaceTracker:
         new = [face for face in found if all(face is not track.face for track in kept)]
         traced = [(face, self._traced(view, face, places, elsewhere=elsewhere)) for face in new]
         if not kept and not is_cut and not any(trace.earlier for _, trace in traced):
-            others = new and not any(self._lost(view, face, kept) for face in new)
-            if elsewhere or (live and ("scene" in changes or others)):
+            is_other = bool(live) and ("scene" in changes or self._are_others(view, new))
+            if elsewhere or is_other:
                 self._begin_shot()
         self._admit(view, traced, kept)
         for track in kept:
@@ -280,6 +280,10 @@ class FaceTracker:
                 self._why_none = "turned away" if is_turned_away else "no face"
         return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
+    def _are_others(self, view: View, new: list[Face]) -> bool:
+        """Whether none of the new faces, of which there is one, is that of a lost track."""
+        return bool(new) and not any(self._lost(view, face, []) for face in new)
+
     def _traced(self, view: View, face: Face, places: Sequence[tuple[_Track, Face]], *, elsewhere: bool) -> _Trace:
         """What the frame before tells of a face. `places`: where tracks were in it; `elsewhere`: perhaps of a shot."""
         earlier = self._earlier(view, face, [place for _, place in places]) if places else None
@@ -312,11 +316,10 @@ class FaceTracker:
     def _admit(self, view: View, traced: list[tuple[Face, _Trace]], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones."""
         for face, trace in traced:
+            visible = {other.person for other in kept}
             track = trace.track
-            if track is None or track in kept:
-                track = self._lost(view, face, kept)
-            if track is None:
-                track = self._begun(view, face, trace.beside.union(other.person for other in kept), kept)
+            if track is None or track.person in visible:
+                track = self._lost(view, face, kept) or self._begun(view, face, trace.beside | visible, kept)
             if track is None:
                 continue
             if track not in self._tracks:
