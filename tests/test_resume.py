@@ -137,7 +137,7 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, lip_sync: LipSyn
     going_on = replace(options, resume=True)
     report = lip_sync.sync(*clip, tmp_path / "out.mkv", going_on, on_progress=lambda at: seen.append(at.done))
     assert report.frames == 26
-    assert [done for done in seen if done][:2] == [17, 18]
+    assert sorted({done for done in seen if done})[:2] == [17, 18]
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
 
