@@ -77,8 +77,8 @@ def test_a_part_of_a_film_lasts_as_long_as_its_pictures(tmp_path: Path, states_l
 
 
 def test_files_that_are_whole_have_no_notice(tmp_path: Path) -> None:
-    """A last picture that is held, tracks of different lengths, a recording without a length, and one with other data
-    behind its samples."""
+    """A last picture that is held, tracks of different lengths, a recording without a length, and those with other data
+    behind or before their samples."""
     held = write_video(tmp_path / "held.mkv", numbered(3), times=[0, 1000, 9000])
     sound = write_sound(tmp_path / "a.wav", 3)
     both = copied(tmp_path / "both.mkv", held, sound)
@@ -86,7 +86,14 @@ def test_files_that_are_whole_have_no_notice(tmp_path: Path) -> None:
     content = sound.read_bytes()
     tagged = tmp_path / "tagged.wav"
     tagged.write_bytes(content + b"id3 \0\0\1\0" + bytes(65_536))
-    assert [told_s(path) for path in (held, both, live, sound, tagged)] == [0] * 5
+    appended = tmp_path / "appended.wav"
+    appended.write_bytes(content + b"ID3\4\0\0\0\3\x7f\x76" + bytes(65_526))
+    commented = write_sound(tmp_path / "a.caf", 3)
+    samples = commented.read_bytes()
+    comment = b"\0\0\0\1comment\0All data of the mixing session\0"
+    at = samples.index(b"data")
+    commented.write_bytes(samples[:at] + b"info" + len(comment).to_bytes(8, "big") + comment + samples[at:])
+    assert [told_s(path) for path in (held, both, live, sound, tagged, appended, commented)] == [0] * 7
 
 
 @pytest.mark.parametrize(("size", "beyond_s"), [(32_000, 2), (0, 0), (0xFFFFFFFF, 0)])

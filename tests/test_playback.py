@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import groupby, pairwise
 from pathlib import Path
 
+import av
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +137,17 @@ def test_a_rate_that_no_header_states_is_that_of_the_pictures(
     assert info.frames_per_s is not None
     assert abs(info.frames_per_s - rate) < 1
     assert len(list(read_frames(clip))) == frames
+
+
+def test_raw_dv_of_a_camcorder_has_the_rate_of_its_pictures(tmp_path: Path) -> None:
+    """FFmpeg has its unit of time as the mean rate, 60000 frames/s."""
+    clip = write_video(tmp_path / "clip.avi", numbered(5, 576, 720), codec="dvvideo", options={})
+    with av.open(str(clip)) as container:
+        raw = b"".join(bytes(packet) for packet in container.demux(video=0))
+    clip = tmp_path / "clip.dv"
+    clip.write_bytes(raw)
+    assert probe(clip).frames_per_s == 25
+    assert len(list(read_frames(clip))) == 5
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ class _SizeField:
 _SIZES = (
     _SizeField(re.compile(rb"(?s)RIFF(.{4})"), "little"),
     _SizeField(re.compile(rb"(?s)riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0(.{8})"), "little", of_file=True),
-    _SizeField(re.compile(rb"(?s)caff.*?data(.{8})"), "big"),
+    # "data" may also stand in a comment before the samples: no size begins with letters.
+    _SizeField(re.compile(rb"(?s)caff.*?data(\0\0.{6}|\xff{8})"), "big"),
     _SizeField(re.compile(rb"(?s)\x1aE\xdf\xa3.*?\x18S\x80g\x01(.{7})"), "big"),
     _SizeField(
         # ASF: the header, and in it the properties of the file.
@@ -44,7 +45,8 @@ _UNKNOWN_SIZE = 0x7FFFF000  # or more, in four bytes: written where the size was
 _TAIL_S = 2
 # Less is not told: the padding of encoders; a last picture whose duration is not stated.
 _LEAST_S, _LEAST_PICTURE_S = Fraction(1, 10), Fraction(1, 2)
-_CHUNK = re.compile(rb"(?s)[\w \-]{4}.{4}")
+# What follows samples in WAV and is none: a chunk, or a tag of MP3 that programs append.
+_CHUNK = re.compile(rb"(?s)([\w \-]{4}|ID3[\2-\4]).{4}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,12 +135,19 @@ def frames_per_s(path: Path, stream: VideoStream) -> Fraction | None:
         return Fraction(MODEL_FPS)
     if stream.container.format.flags & NO_STAMPS:  # with raw H.264, FFmpeg has an average of 25 for any rate
         rate = stream.guessed_rate or stream.base_rate
+    elif stream.average_rate and not _is_unit(stream.average_rate, stream):
+        rate = stream.average_rate
     else:
-        rate = stream.average_rate or _rate_of_stamps(path, stream.index)
+        rate = _rate_of_stamps(path, stream.index)
     if not rate:
         return None
     usual = (Fraction(round(rate)), Fraction(1000 * round(rate * Fraction(1001, 1000)), 1001))
     return next((one for one in usual if abs(one - rate) <= rate * _RATES_AGREE), Fraction(rate))
+
+
+def _is_unit(rate: Fraction, stream: VideoStream) -> bool:
+    """Whether a rate is only the unit of time, as FFmpeg has it for raw DV: its pictures are further apart."""
+    return stream.time_base is not None and rate * stream.time_base == 1 and rate != stream.base_rate
 
 
 def _rate_of_stamps(path: Path, index: int) -> Fraction:
