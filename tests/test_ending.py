@@ -88,12 +88,14 @@ def test_files_that_are_whole_have_no_notice(tmp_path: Path) -> None:
     tagged.write_bytes(content + b"id3 \0\0\1\0" + bytes(65_536))
     appended = tmp_path / "appended.wav"
     appended.write_bytes(content + b"ID3\4\0\0\0\3\x7f\x76" + bytes(65_526))
+    padded = tmp_path / "padded.wav"
+    padded.write_bytes(content + bytes(65_536))
     commented = write_sound(tmp_path / "a.caf", 3)
     samples = commented.read_bytes()
     comment = b"\0\0\0\1comment\0All data of the mixing session\0"
     at = samples.index(b"data")
     commented.write_bytes(samples[:at] + b"info" + len(comment).to_bytes(8, "big") + comment + samples[at:])
-    assert [told_s(path) for path in (held, both, live, sound, tagged, appended, commented)] == [0] * 7
+    assert [told_s(path) for path in (held, both, live, sound, tagged, appended, padded, commented)] == [0] * 8
 
 
 @pytest.mark.parametrize(("size", "beyond_s"), [(32_000, 2), (0, 0), (0xFFFFFFFF, 0)])

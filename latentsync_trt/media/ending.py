@@ -161,8 +161,10 @@ def _unread_s(path: Path, container: InputContainer) -> Fraction:
     with path.open("rb") as file:
         file.seek(end.to_bytes + end.to_bytes % 2)
         rest_bytes = container.size - file.tell()
-        follows = _CHUNK.match(file.read(8))
+        follows = file.read(_HEADER_BYTES)
+    # Zeros pad recovered and preallocated files.
+    is_sound = any(follows) and _CHUNK.match(follows) is None
     bits_per_s = container.streams.audio[0].codec_context.bit_rate if container.streams.audio else 0
-    if rest_bytes <= 0 or follows is not None or not bits_per_s:
+    if not is_sound or not bits_per_s:
         return Fraction(0)
     return Fraction(8 * rest_bytes, bits_per_s)
