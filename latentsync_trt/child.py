@@ -3,6 +3,8 @@
 Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends only the child.
 """
 
+import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -35,6 +37,10 @@ _POLL_S = 0.1
 # In which a child removes its temporary folders: at once, unless the machine is overloaded.
 _PATIENCE_S = 10.0
 
+_WINDOWS_EXCEPTIONS = range(0xC0000000, 0xD0000000)
+"""Exit codes of processes that Windows has ended, as 0xC0000005 for an access violation."""
+_WINDOWS_CTRL_C = 0xC000013A
+
 _running: "WeakSet[Child]" = WeakSet()
 
 
@@ -51,6 +57,12 @@ class Ended:
             return f"exit code {self.code}"
         names = {each.value: f" ({each.name})" for each in signal.Signals}
         return f"signal {-self.code}{names.get(-self.code, '')}"
+
+    @property
+    def crash(self) -> str:
+        """What ended it, as text, if that was the system: a signal, or on Windows an exception; else empty."""
+        crashed = self.code < 0 or (self.code in _WINDOWS_EXCEPTIONS and self.code != _WINDOWS_CTRL_C)
+        return str(self) if crashed else ""
 
 
 class Child:
@@ -190,6 +202,15 @@ def main() -> None:
                 end_process(1)
 
     function(_received(orders), emit)
+
+
+def give_memory_back() -> None:
+    """Returns to the system what this process has freed, for what follows may need less for hours. PyAV's frames form
+    cycles, and glibc keeps what is not at the end of its heaps."""
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # of another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def end_process(code: int) -> NoReturn:

@@ -237,7 +237,7 @@ def from_values(
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The number of a face, and its recording or, with RTTM turns, the name of its speaker there."""
+    """The number of a person, and the recording or, with RTTM turns, the name of their speaker there."""
 
     face: int
     voice: str

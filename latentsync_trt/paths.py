@@ -7,6 +7,7 @@ import os
 import re
 from itertools import islice
 from pathlib import Path
+from stat import S_ISREG
 from tempfile import TemporaryFile
 from typing import Literal
 
@@ -17,6 +18,10 @@ from latentsync_trt.files import end_of_links
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 """Control characters, and those of Unicode that turn the direction of text, end its line, or are not seen."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
+AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
+"""By which files in a folder are taken for videos and recordings."""
 
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
 """Names the folder of engines and of what is remembered."""
@@ -41,11 +46,16 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
     return Path(text)
 
 
-def read_text(path: Path, cure: str = "save it as UTF-8") -> str:
+def read_text(path: Path, cure: str = "save it as UTF-8", most_bytes: int | None = None) -> str:
     """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as Windows' tools write;
-    raises `InputError`, ending in `cure`, for others."""
+    raises `InputError`, ending in `cure`, for others, and for pipes, devices and files of more than `most_bytes`."""
     try:
-        content = path.read_bytes()
+        if not S_ISREG(path.stat().st_mode):
+            raise InputError(f"{path}: is a folder, a pipe or a device; give a text file")
+        with path.open("rb") as file:
+            content = file.read() if most_bytes is None else file.read(most_bytes + 1)
+        if most_bytes is not None and len(content) > most_bytes:
+            raise InputError(f"{path}: has more than {most_bytes / 1e6:g} MB; give a smaller file")
         return content.decode("utf-16" if content[:2] in _UTF16 else "utf-8-sig")
     except (UnicodeError, OSError) as error:
         raise InputError(f"{path}: cannot be read as text ({error}); {cure}") from error

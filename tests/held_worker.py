@@ -1,6 +1,8 @@
 """Children for `WorkerHandle` whose clips do as files beside their outputs say, and one that dies while it opens."""
 
 import ctypes
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ LARGE_BYTES = 400_000_000
 
 
 class Held:
-    """Clips end when their output exists; the one named large takes `LARGE_BYTES` when "grow" exists, and the one named
-    stuck hangs in native code that keeps the interpreter's lock."""
+    """Clips end when their output exists; the one named large takes `LARGE_BYTES` when "grow" exists, the one named
+    crash ends its process by a signal when "crash" exists, and the one named stuck hangs in native code that keeps the
+    interpreter's lock."""
 
     provider = "cuda"
 
@@ -32,6 +35,8 @@ class Held:
         while not output.exists():
             if task.id == "large" and not held and output.with_name("grow").exists():
                 held.append(b"x" * LARGE_BYTES)
+            if task.id == "crash" and output.with_name("crash.now").exists():
+                os.kill(os.getpid(), signal.SIGSEGV)
             if canceled.wait(0.01):
                 raise Canceled("canceled")
         return {"frames": 1, "wall_s": 0.0}

@@ -1,6 +1,7 @@
 """What a batch shows: numbers from its events, lines of text and of JSON, and progress bars."""
 
 import json
+import time
 
 import pytest
 
@@ -49,6 +50,20 @@ def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert given_up == "worker gpu 1 is given up: no memory"
     assert summary == f"failed: row 3  b[1].mp4  {NO_FACE}"
     assert out.startswith("2 clips done (1 earlier), 1 failed: 250 frames in ")
+
+
+def test_a_log_says_every_half_minute_where_the_batch_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, now_s = make(), time.monotonic()
+    for event in HALF:
+        board(event)
+    for later_s in (29, 31, 32, 62):
+        monkeypatch.setattr(time, "monotonic", lambda at_s=now_s + later_s: at_s)
+        board.tick()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("]")[0] for line in lines] == ["[31 s", "[62 s"]
+    assert all(part in lines[0] for part in ("1 of 4 clips done", "gpu 0  lip-sync  a[1].mp4  125 of 250 at 25.0"))
 
 
 def test_json_lines_are_the_events(capsys: pytest.CaptureFixture[str]) -> None:

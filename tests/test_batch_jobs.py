@@ -83,6 +83,25 @@ def test_outputs_that_rows_do_not_name(folder: Path) -> None:
     assert jobs[0].task.options.mix == str(folder.parent / "music.wav")
 
 
+def test_a_folder_is_a_job_file_of_its_pairs(folder: Path) -> None:
+    """Without what an earlier batch wrote, and what is hidden; what is alone cannot work."""
+    for name in ("a-synced.mp4", ".c.mp4", "notes.txt"):
+        (folder / name).touch()
+    jobs = read_rows(folder, SyncOptions(crf=20))
+    assert [(job.where, Path(job.task.output)) for job in jobs] == [
+        ("a.mp4 with a.wav", folder / "a-synced.mp4"),
+        ("b.mp4 with b.wav", folder / "b-synced.mp4"),
+    ]
+    assert jobs[0].task.options.crf == 20
+    assert not any(job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True))))
+    shutil.copy(folder / "a.wav", folder / "d.wav")
+    shutil.copy(folder / "a.mp4", folder / "e.mp4")
+    found = {job.where: job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True)))}
+    assert {where for where, problem in found.items() if problem} == {"d.wav", "e.mp4"}
+    with pytest.raises(InputError, match="has no rows"):
+        read_rows(folder.parent, SyncOptions())
+
+
 def test_a_row_keeps_its_id_until_it_changes(folder: Path) -> None:
     text = "video,audio,output,crf,seed\na.mp4,a.wav,x.mp4,,\na.mp4,a.wav,y.mp4,,\na.mp4,a.wav,z.mp4,20,\n"
     ids = [job.task.id for job in jobs_in(folder, text)]
@@ -98,6 +117,8 @@ BAD_ROWS = {
     "a.mp4,a.wav,damaged.mp4/x12.mp4,,": "damaged.mp4: is a file; name a folder",
     "a.mp4,a.wav,x13.mp4,,,more": "has a cell below no name of a column",
     "a.mp4,a.wav,a.mp4,,": "choose another name",
+    "http://[::1,a.wav,x15.mp4,,": "http://[::1: is no address",
+    "a.mp4,a.wav,s3://[,,": "s3://[: is no address",
     "a.mp4,a.wav,there.mp4,,": "there.mp4: exists already; choose another name, or replace it with --overwrite",
 }
 

@@ -138,3 +138,40 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
             other.commit()
             with pytest.raises(OutputError, match="ledger cannot be used"):
                 store.row(str(number))
+
+
+def row_of_task(**changes: Any) -> str:
+    return json.dumps(Task("bad", "v.mp4", "a.wav", "o.mp4").to_json() | changes)
+
+
+DAMAGED: dict[str, tuple[str, Any]] = {
+    "half of it": ("task", "{"),
+    "null": ("task", "null"),
+    "a blob": ("task", b"\x00\xff"),
+    "nested": ("task", "[" * 100_000),
+    "another task's": ("task", row_of_task(id="other")),
+    "a number as video": ("task", row_of_task(video=5)),
+    "a list of names": ("task", row_of_task(names=[1])),
+    "options of another version": ("task", row_of_task(options={"no_such": 1})),
+    "a state": ("state", "asleep"),
+    "attempts": ("attempts", "x"),
+    "a time": ("created_s", "x"),
+    "a report": ("report", '{"frames": "x"}'),
+    "an id": ("id", b"\x01"),
+}
+
+
+def test_tasks_of_damaged_rows_fail_and_all_others_are_there(tmp_path: Path) -> None:
+    path, good = tmp_path / "ledger.sqlite", tasks_in(tmp_path, 1)
+    with closing(JobStore(path)) as store:
+        store.add([*good, *(Task(f"bad {name}", "v", "a", "o") for name in DAMAGED)])
+    with closing(sqlite3.connect(path)) as other:
+        for name, (column, value) in DAMAGED.items():
+            other.execute(f"update tasks set {column} = ? where id = ?", (value, f"bad {name}"))
+        other.commit()
+    with closing(JobStore(path)) as store:
+        assert [row.task for row in store.rows("waiting")] == good
+        failed = store.rows("failed")
+        assert {row.task.id for row in failed} >= {f"bad {name}" for name in DAMAGED if name != "an id"}
+        assert len(failed) == len(DAMAGED)
+        assert all("its row of the ledger is damaged" in str(row.error) for row in failed)

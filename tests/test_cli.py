@@ -1,8 +1,10 @@
 """The command line: its help texts, its errors and exit codes, the demo."""
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def listed(*words: str) -> set[str]:
 
 def test_help_is_short_and_help_all_has_all_but_what_is_for_diagnosis() -> None:
     short, full = listed("--help"), listed("--help-all")
-    assert {"--video", "--audio", "--output", "--preview", "--help-all"} < short < full
+    assert {"--video", "--audio", "--output", "--preview", "--resume", "--codec", "--help-all"} < short < full
     assert len(short) < 20
     every = {param.opts[0] for param in sync_command.params if isinstance(param, click.Option)}
     diagnosis = {"--audio-segments", "--cuda-graph", "--engine-cache", "--graph-variant", "--provider-option"}
@@ -126,12 +128,14 @@ def test_a_file_of_the_current_folder_says_what_it_sets() -> None:
         *(("serve", option) for option in ("host = '0.0.0.0'", "no-key = true")),
         ("sync", "provider-option = 'trt_extra_plugin_lib_paths=./plugin.so'"),
         ("sync", "overwrite = true"),
+        ("sync", "report = 'page.html'"),
+        ("export", "output = 'bundle'"),
         ("setup", "yes = true"),
     ],
 )
 def test_no_file_of_the_current_folder_opens_a_door(users: Path, here: Path, name: str, option: str) -> None:
     """One of the user's own folder does, and one that is named."""
-    text = f"[{name}]\n{option}\n" + ("" if name == "setup" else "bundle = 'none'\n")
+    text = f"[{name}]\n{option}\n" + ("bundle = 'none'\n" if name in ("serve", "sync") else "")
     for folder in (users, here / "work"):
         (folder / CONFIG).write_text(text)
     with chdir(here / "work"):
@@ -142,6 +146,27 @@ def test_no_file_of_the_current_folder_opens_a_door(users: Path, here: Path, nam
     assert str(users / CONFIG) in err
     assert named == run(name)[2]
     assert "current folder" not in named
+
+
+def link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+BAD_FILES: dict[str, Callable[[Path], object]] = {
+    "nested tables": lambda path: path.write_text("x = " + 5000 * "["),
+    "two megabytes": lambda path: path.write_text("#" * 2_000_000),
+    "a folder": Path.mkdir,
+}
+if os.name != "nt":
+    BAD_FILES |= {"a pipe": os.mkfifo, "a link to a device": link_to_a_device}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_what_is_no_small_text_file_in_the_current_folder(here: Path, name: str) -> None:
+    BAD_FILES[name](here / CONFIG)
+    code, out, err = run("cache", "ls")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {CONFIG}: ")
 
 
 @pytest.mark.integration

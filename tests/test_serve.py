@@ -117,8 +117,11 @@ def test_from_upload_to_result(client: httpx.Client, clip: Files, worker: Preten
     part = client.get(f"{path}/result", headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, RESULT[5:10])
     assert client.get(f"{path}/report").text == "<p>page</p>"
-    head = client.head(f"{path}/result")
-    assert (head.status_code, head.content, head.headers["Content-Length"]) == (200, b"", str(len(RESULT)))
+    for each in ("/docs", "/metrics", "/healthz", "/v1/jobs", path, f"{path}/result", f"{path}/report", "/v1/none"):
+        whole, head = client.get(each), client.head(each)
+        assert (head.status_code, head.content) == (whole.status_code, b""), each
+        names = "content-type", "content-length", "etag"
+        assert [head.headers.get(name) for name in names] == [whole.headers.get(name) for name in names], each
     assert worker.tasks[0].options.preset == "fast"
     assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
     assert client.delete(path).status_code == 204
@@ -316,7 +319,7 @@ def test_what_cannot_be_used(client: httpx.Client, clip: Files, folder: Path, tm
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{secret}\n#EXT-X-ENDLIST\n".encode()
     concat = f"ffconcat version 1.0\nfile '{secret}'\n".encode()
     for name, content in (("a.mp4", b"no video at all"), ("a.m3u8", playlist), ("a.mp4", concat)):
-        refused.append((send(client, clip | {"video": (name, content)}), 415, "video"))
+        refused.append((send(client, clip | {"video": (name, content)}), 415, name))
     for body, problem in (
         (b"no form", "not a valid form"),
         (FIELD % (b"video", b"abc"), "video: is no field"),
@@ -385,8 +388,10 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
     with serving(folder, worker) as (client, service):
         until(lambda: client.get("/healthz").status_code == 200)
         assert ended(client, sent(client, clip))["state"] == "done"
-        worker.run_error = TaskError("no face in it", usage=True)
-        assert ended(client, sent(client, clip))["error"] == "no face in it"
+        sent_as, stored = "Mr. Ü's video.mp4", folder / "jobs" / (32 * "0") / "inputs" / "video.mp4"
+        worker.run_error = TaskError(f"{stored}: no face; video.mp4 needs one, and no video is without", usage=True)
+        failed = ended(client, sent(client, clip | {"video": (sent_as, clip["video"][1])}))
+        assert failed["error"] == f"{sent_as}: no face; {sent_as} needs one, and no video is without"
         until(lambda: service.workers()[0].state == "ready")
         samples = {
             (sample.name, *sample.labels.values()): sample.value
@@ -431,13 +436,21 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
         assert client.get(f"/v1/jobs/{jobs[0]}/result").status_code == 404 and job_files(folder) == []
 
 
-def test_a_store_of_another_version_is_refused_before_any_job_runs(
+def test_a_damaged_row_of_the_ledger_fails_its_job_and_the_others_run(
     folder: Path, worker: PretendedWorker, clip: Files
 ) -> None:
-    worker.go.set()
+    """Also one of another version."""
     with serving(folder, worker) as (client, _):
-        ended(client, sent(client, clip))
+        jobs = [sent(client, clip) for _ in range(3)]
+        until(lambda: worker.tasks)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as store, store:
-        store.execute("update tasks set task = json_set(task, '$.webhook', 'https://example.com')")
-    with pytest.raises(OutputError, match=r"'webhook'.*delete it to begin anew"), serving(folder, PretendedWorker()):
-        pass
+        store.execute("update tasks set task = '{' where id = ?", (jobs[0],))
+        store.execute("update tasks set task = json_set(task, '$.webhook', 'x') where id = ?", (jobs[1],))
+    again = PretendedWorker()
+    again.go.set()
+    with serving(folder, again) as (client, _):
+        *damaged, whole = (ended(client, job) for job in jobs)
+        assert [each["state"] for each in (*damaged, whole)] == ["failed", "failed", "done"]
+        assert all("its row of the ledger is damaged" in each["error"] for each in damaged)
+        assert [each["id"] for each in client.get("/v1/jobs").json()] == jobs[::-1]
+        assert client.delete(f"/v1/jobs/{jobs[0]}").status_code == 204

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import numpy as np
 import psutil
 import pytest
 
-from latentsync_trt.serve.admission import TooLarge
-from latentsync_trt.serve.checks import Pool
+from latentsync_trt.serve import checks
+from latentsync_trt.serve.admission import Limits, TooLarge
+from latentsync_trt.serve.checks import Pool, TimeLimit
 from tests.clips import write_face, write_sound
 from tests.serving import PretendedWorker, kill_new_children, serving, until, upload_of
 
@@ -157,6 +158,38 @@ def test_a_check_that_reaches_a_limit_ends(most_bytes: float, most_s: float, wor
             pool.call(time.sleep, 600)
     assert psutil.Process().children() == before
     pool.close()
+
+
+def sleep_longer_than_told(tell: Callable[[Any], None]) -> None:
+    tell(TimeLimit(0.1))
+    time.sleep(60)
+
+
+def test_a_search_has_limits_and_one_that_nobody_wants_leaves_the_queue(
+    clip: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    video = tmp_path / "face.mp4"
+    video.write_bytes(clip["video"][1])
+    told = list[Any]()
+    checks.check_search(video, Limits(), told.append)
+    assert 60 < told[0].seconds < 61  # of 0.2 s
+    monkeypatch.setattr(checks, "_MOST_SEARCHED_PIXELS", 1000.0)
+    with pytest.raises(TooLarge, match="1000 are the most"):
+        checks.check_search(video, Limits(), told.append)
+
+    began = threading.Event()
+
+    def leave(_: object) -> None:
+        raise InterruptedError
+
+    pool = Pool("search", 1, 1.5e9, 60.0)
+    with closing(pool), ThreadPoolExecutor() as threads:
+        first = threads.submit(pool.call, sleep_longer_than_told, watch=lambda _: began.set())
+        assert began.wait(60)
+        with pytest.raises(InterruptedError):
+            pool.call(time.sleep, 0, watch=leave)
+        with pytest.raises(TooLarge, match=r"takes more than 0\.1 s"):
+            first.result()
 
 
 def test_a_check_whose_process_is_killed(clip: Files, tmp_path: Path) -> None:

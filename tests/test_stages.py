@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
+from latentsync_trt.files import work_folder_of
 from latentsync_trt.runtime.networks import GraphDenoiser
+from latentsync_trt.sync import model_slot
 from latentsync_trt.types import Face, Progress, UInt8Array
 from tests.clips import write_clip
 
 TIMEOUT_S = 600.0
+MOST_WAIT_S = 20.0
+"""In which a caller is asked again, many times."""
 QUICK = SyncOptions(steps=1, guidance=1.0)
 
 pytestmark = pytest.mark.integration
@@ -53,13 +57,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> HeldSteps:
 
 @pytest.fixture
 def left_behind(lip_sync: LipSync, tmp_path: Path) -> Iterator[None]:
-    """Afterwards, no thread and no file may be left."""
+    """Afterwards, no thread and no file may be left but what `--resume` goes on with."""
     lip_sync.warm_up(QUICK)
     before = set(threading.enumerate())
     yield
     of_networks = {thread for thread in threading.enumerate() if "of painting" in thread.name}  # which stay
     assert set(threading.enumerate()) - of_networks <= before
-    assert list(tmp_path.iterdir()) == []
+    assert {*tmp_path.iterdir()} <= {work_folder_of(tmp_path / "out.mp4")}  # for --resume
 
 
 class Watching:
@@ -140,3 +144,39 @@ def test_a_canceled_clip_ends_within_a_step(
     with pytest.raises(ZeroDivisionError):
         lip_sync.sync(*clip, tmp_path / "out.mp4", SyncOptions(steps=100, guidance=1.0), on_progress=cancel)
     assert steps.count < 20  # of 100
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_a_clip_of_which_nothing_is_painted_yet_can_be_canceled(
+    lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As one of 1000 frames/s, of which hundreds are read before the first window is complete."""
+    told, canceled = list[Progress](), threading.Event()
+
+    def cancel(step: Progress) -> None:
+        told.extend([step] if step.stage == "painting first frames" else [])
+        if len(told) == 2:
+            canceled.set()
+            raise ZeroDivisionError
+
+    held = Watching(lambda: canceled.wait(MOST_WAIT_S), 3)
+    with pytest.raises(ZeroDivisionError):
+        lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK, helpers=Helpers(held), on_progress=cancel)
+    assert told[0] == told[1]
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_a_clip_whose_sound_is_read_can_be_canceled(
+    lip_sync: LipSync, long: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_slot, "_ASK_S", 0.0)
+    told = list[str]()
+
+    def cancel(step: Progress) -> None:
+        told.append(step.stage)
+        if told.count("reading audio") == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        lip_sync.sync(*long, tmp_path / "out.mp4", QUICK, on_progress=cancel)
+    assert set(told) == {"reading audio"}

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from latentsync_trt.batch.local import WorkerHandle
+from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.batch.tasks import (
     Canceled,
     CanceledEvent,
@@ -31,11 +32,17 @@ _LEAVE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A task that waits or runs; `worker`: that has it, None while it waits."""
+    """A task that waits or runs.
+
+    `worker`: that has it, None while it waits. `alone`: a worker was lost with it, so no other one runs beside it, to
+    be lost, too. `crash`: as of the `WorkerLost`.
+    """
 
     task: Task
     attempt: int
     worker: WorkerHandle | None = None
+    alone: bool = False
+    crash: str = ""
     canceled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -47,7 +54,8 @@ def slot_names(worker: WorkerHandle) -> list[str]:
 class Dispatcher:
     """Runs tasks on workers, which start at once, in the order of submission; all methods are thread-safe.
 
-    A lost worker starts again, and its tasks are the next to run; one that `ATTEMPTS` starts lose is given up.
+    A lost worker starts again, and its tasks are the next to run, one at a time. A task fails that has lost `ATTEMPTS`
+    workers, or two in a row by the same crash; a worker is given up that `ATTEMPTS` starts lose.
     """
 
     def __init__(self, workers: Sequence[WorkerHandle], on_event: Callable[[Event], None]) -> None:
@@ -87,15 +95,23 @@ class Dispatcher:
         self._end(CanceledEvent(task_id))
         return True
 
-    def wait(self) -> None:
-        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error."""
+    def wait(self, on_poll: Callable[[], object] = lambda: None) -> None:
+        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error.
+        `on_poll`: called several times a second meanwhile."""
+        while self._goes_on():
+            on_poll()
         with self._changed:
-            while self._pending and self._slots and not self._stops():
-                self._changed.wait(_POLL_S)
             if exit_code():  # Python drops the error of a signal that arrives within a destructor
                 raise KeyboardInterrupt
             if self._pending and not self._slots and self._error is not None:
                 raise self._error
+
+    def _goes_on(self) -> bool:
+        """Waits a moment; returns whether tasks are left that can run."""
+        with self._changed:
+            if self._pending and self._slots and not self._stops():
+                self._changed.wait(_POLL_S)
+            return bool(self._pending and self._slots and not self._stops())
 
     def close(self) -> None:
         """Ends all workers. Tasks that wait or run get no further event."""
@@ -144,13 +160,17 @@ class Dispatcher:
         """Waits until a task waits and the worker may take it; None when all stops."""
         with self._changed:
             while not self._stops():
-                busy = sum(job.worker is worker for job in self._jobs.values())
                 job = next((each for each in self._jobs.values() if each.worker is None), None)
-                if job is not None and busy < worker.at_once:
+                if job is not None and self._has_room(worker, job):
                     job.worker = worker
                     return job
                 self._changed.wait()
         return None
+
+    def _has_room(self, worker: WorkerHandle, job: _Job) -> bool:
+        there = [each for each in self._jobs.values() if each.worker is worker]
+        most = 1 if any(each.alone for each in (*there, job)) else worker.at_once
+        return len(there) < most
 
     def _try(self, worker: WorkerHandle, slot: str, job: _Job) -> bool:
         """Runs a task; returns whether the worker is still there, else queues the task again, before all others."""
@@ -164,14 +184,7 @@ class Dispatcher:
         except WorkerLost as error:
             if not self._stops():
                 self._emit(WorkerState(slot, "lost", str(error)))
-                failed = Failed(task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
-                if job.canceled.is_set() or not failed.again:
-                    self._end(CanceledEvent(task.id) if job.canceled.is_set() else failed)
-                else:
-                    self._emit(failed)
-                    with self._changed:
-                        job.attempt, job.worker = job.attempt + 1, None
-                        self._changed.notify_all()
+                self._run_again(job, slot, error)
             return False
         except Canceled:
             if self._stops():
@@ -182,6 +195,26 @@ class Dispatcher:
         self._end(event)
         return True
 
+    def _run_again(self, job: _Job, slot: str, error: WorkerLost) -> None:
+        """Queues the task of a lost worker, before all others, unless it is canceled or another attempt is useless."""
+        if job.canceled.is_set():
+            self._end(CanceledEvent(job.task.id))
+            return
+        if error.crash and error.crash == job.crash:
+            self._end(Failed(job.task.id, slot, _crashes(job.task, error.crash), error.usage, again=False))
+            return
+        failed = Failed(job.task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
+        if not failed.again:
+            self._end(failed)
+            return
+        self._emit(failed)
+        with self._changed:
+            job.attempt += 1
+            job.worker = None
+            job.alone = True
+            job.crash = error.crash
+            self._changed.notify_all()
+
     def _end(self, event: CanceledEvent | Failed | Finished) -> None:
         """Emits a task's last event, after which it cannot be canceled."""
         with self._changed:
@@ -190,3 +223,12 @@ class Dispatcher:
         with self._changed:
             self._pending -= 1
             self._changed.notify_all()
+
+
+def _crashes(task: Task, crash: str) -> str:
+    """The message about a task of which two workers have crashed in the same way."""
+    if "SIGKILL" in crash:
+        what = "the system killed its worker twice, most likely as memory was short"
+        return f"{shown(task.video)}: {what}; give a clip with smaller pictures, or fewer --workers"
+    what = f"this file makes the decoder crash ({crash}, twice)"
+    return f"{shown(task.video)}: {what}; convert it (ffmpeg -i OLD NEW.mp4), or give another one"

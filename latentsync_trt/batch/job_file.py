@@ -1,4 +1,4 @@
-"""Reads a job file into rows, and finds all that cannot work before the first one starts."""
+"""Reads a job file or a folder into rows, and finds all that cannot work before the first one starts."""
 
 import csv
 import io
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.batch import remote_files
-from latentsync_trt.batch.remote_files import is_url, shown
+from latentsync_trt.batch.remote_files import is_url, parts_of, shown
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_json, from_texts, to_texts
-from latentsync_trt.paths import exists, local_path, read_text, why_missing
+from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, exists, local_path, read_text, why_missing
 
 _FILES = ("video", "audio", "output")
 _HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)  # a line above the header, for Excel; it counts no row
@@ -29,7 +29,7 @@ _HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)  # a line above the heade
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A row of a job file: where it is ("row 3"), its task, or why it cannot work."""
+    """A row of a job file: where it is ("row 3", or names in a folder), its task, or why it cannot work."""
 
     where: str
     task: Task
@@ -38,22 +38,32 @@ class BatchRow:
 
 
 def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) -> list[BatchRow]:
-    """Reads a .csv or .jsonl file; raises `InputError` if it has no rows, or cannot be read.
+    """Reads a .csv or .jsonl file, or makes rows of the videos and recordings in a folder; raises `InputError` if there
+    are none, or it cannot be read.
 
     `defaults`: options of rows that don't set them. Their files are relative to the current folder, those of a job
     file to its own. `folder`: or URL of one, for outputs that a row doesn't name; by default the video's.
     """
     rows: list[BatchRow] = []
+    base = source if source.is_dir() else source.parent
     nothing = Task("", "", None, "", defaults)
     given = to_texts(nothing.with_files(lambda file, _: _joined(Path.cwd(), file) if file else file).options)
     for where, cells in _rows_of(source):
         try:
-            rows.append(BatchRow(where, _task(cells, source.parent, given, folder)))
+            rows.append(BatchRow(where, _task(cells, base, given, folder)))
         except InputError as error:
             rows.append(BatchRow(where, nothing, problem=str(error)))
+    if source.is_dir():  # what an earlier batch wrote is no clip to sync
+        outputs = {row.task.output for row in rows}
+        rows = [row for row in rows if row.problem or row.task.audio or row.task.video not in outputs]
     if not rows:
-        raise InputError(f"{source}: has no rows; add a row for each clip")
+        raise InputError(f"{source}: has no rows; add a row for each clip, or give a folder with videos and recordings")
     return _without_conflicts(rows)
+
+
+def ledger_of(source: Path) -> Path:
+    """Where the ledger of a job file lies, or of a folder."""
+    return source / "batch.ledger.sqlite" if source.is_dir() else source.with_name(f"{source.name}.ledger.sqlite")
 
 
 def check_rows(rows: Sequence[BatchRow]) -> Iterator[BatchRow]:
@@ -64,9 +74,12 @@ def check_rows(rows: Sequence[BatchRow]) -> Iterator[BatchRow]:
 
 def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     """Yields where each row is, and its cells by field, or a line of JSON."""
+    if source.is_dir():
+        yield from _pairs_in(source)
+        return
     suffix = source.suffix.lower()
-    if source.is_dir() or suffix not in (".csv", ".jsonl", ".ndjson"):
-        raise InputError(f"{source}: is no job file; give a .csv or .jsonl file with a row for each clip")
+    if suffix not in (".csv", ".jsonl", ".ndjson"):
+        raise InputError(f"{source}: is no job file; give a .csv or .jsonl file with a row for each clip, or a folder")
     if not exists(source):
         raise InputError(why_missing(source))
     text = read_text(source, "save it as “CSV UTF-8”")
@@ -75,6 +88,26 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
     else:
         lines = enumerate(text.split("\n"), 1)  # `splitlines` would split at U+2028 in a string
         yield from ((f"line {number}", line) for number, line in lines if line.strip())
+
+
+def _pairs_in(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yields each video in a folder with each recording of its name; also those that are alone."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
+    videos = [name for name in names if Path(name).suffix.lower() in VIDEO_SUFFIXES]
+    recordings = [name for name in names if Path(name).suffix.lower() in AUDIO_SUFFIXES]
+    stems = {Path(video).stem for video in videos}
+    for video in videos:
+        paired = [name for name in recordings if Path(name).stem == Path(video).stem]
+        for audio in paired:
+            yield f"{video} with {audio}", {"video": video, "audio": audio}
+        if not paired:
+            yield video, {"video": video}
+    for audio in recordings:
+        if Path(audio).stem not in stems:
+            yield audio, {"audio": audio}
 
 
 def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -127,7 +160,10 @@ def _default_output(video: str, options: SyncOptions, folder: str | None) -> str
 
 
 def _joined(base: Path, file: str) -> str:
-    return file if is_url(file) else str((base / local_path(file)).absolute())
+    if is_url(file):
+        parts_of(file)
+        return file
+    return str((base / local_path(file)).absolute())
 
 
 def _without_conflicts(rows: Sequence[BatchRow]) -> list[BatchRow]:

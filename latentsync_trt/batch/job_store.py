@@ -7,16 +7,18 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from filelock import FileLock, Timeout
 
 from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Started, Task
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.option_fields import from_json, from_values
 
 State = Literal["waiting", "running", "done", "failed", "canceled"]
 OPEN: tuple[State, ...] = ("waiting", "running")  # states of tasks that have not ended
@@ -46,6 +48,13 @@ class Row:
     ended_s: float | None
 
 
+class _Figures(TypedDict, total=False):
+    """What others read of a report."""
+
+    frames: int
+    frames_per_s: float
+
+
 _COLUMNS = ", ".join(spec.name for spec in fields(Row))
 
 
@@ -53,7 +62,8 @@ class JobStore:
     """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `JobStore`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file; raises `InputError` if another process has it open, or `OutputError`."""
+        """Opens or makes the file, and fails the tasks of damaged rows, so that the others can run. Raises `InputError`
+        if another process has it open, or `OutputError`."""
         self._path, self._lock = path, threading.RLock()
         # SQLite's own lock would exclude readers.
         whole = FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False)
@@ -62,9 +72,11 @@ class JobStore:
             self._connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
             opened.enter_context(closing(self._connection))
             self._connection.row_factory = sqlite3.Row
+            self._connection.text_factory = _text_of
             self._connection.execute("pragma journal_mode = wal")
             self._connection.execute(_TABLE)
             self._connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
+            self._fail_damaged()
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -74,7 +86,7 @@ class JobStore:
     def add(self, tasks: Iterable[Task]) -> None:
         """Makes tasks wait: new ones, and existing ones of any state."""
         statement = "insert into tasks (id, task, created_s) values (?, ?, ?)"
-        statement += " on conflict (id) do update set state = 'waiting', error = null"
+        statement += " on conflict (id) do update set state = 'waiting', error = null, task = excluded.task"
         self._write(statement, *((task.id, json.dumps(task.to_json()), time.time()) for task in tasks))
 
     def remove(self, task_ids: Iterable[str]) -> None:
@@ -129,12 +141,24 @@ class JobStore:
     def _rows(self, which: str, *values: Any) -> list[Row]:
         with self._translated():
             with self._lock:
-                query = f"select {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
-                found = [dict(each) for each in self._connection.execute(query, values)]
-            for each in found:
-                each["task"] = Task.from_json(json.loads(each["task"]))
-                each["report"] = each["report"] and json.loads(each["report"])
-            return [Row(**each) for each in found]
+                query = f"select id, {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
+                found = self._connection.execute(query, values).fetchall()
+            return list(map(_row_of, found))
+
+    def _fail_damaged(self) -> None:
+        """Makes rows that cannot be read those of failed tasks, of which nothing else is known."""
+        now_s, repaired = time.time(), list[tuple[Any, ...]]()
+        for stored in self._connection.execute(f"select position, id, {_COLUMNS} from tasks"):  # noqa: S608 -- own words
+            try:
+                _row_of(stored)
+            except InputError as error:
+                task_id = stored["id"] if isinstance(stored["id"], str) else uuid.uuid4().hex
+                why = f"job {task_id}: its row of the ledger is damaged ({error}); send it again"
+                task = json.dumps(Task(task_id, "unknown", None, "unknown").to_json())
+                repaired.append((task_id, task, why, now_s, now_s, stored["position"]))
+        change = "id = ?, task = ?, state = 'failed', attempts = 0, error = ?, created_s = ?, ended_s = ?"
+        change += ", worker = null, seconds = null, report = null, started_s = null"
+        self._write(f"update tasks set {change} where position = ?", *repaired)  # noqa: S608 -- own words
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -145,3 +169,28 @@ class JobStore:
         except (OSError, sqlite3.Error, ValueError, TypeError, LookupError, RecursionError) as error:
             cure = "check permissions and free space of its folder, or delete it to begin anew if it is no ledger"
             raise OutputError(f"{self._path}: the ledger cannot be used ({error}); {cure}") from error
+
+
+def _text_of(stored: bytes) -> str | bytes:
+    """Text that is damaged stays bytes."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
+
+
+def _row_of(stored: Mapping[str, Any]) -> Row:
+    """Raises `InputError` for what `JobStore` has not written."""
+    values: dict[str, Any] = {"report": None}
+    for name in ("task", "report"):
+        if stored[name] is not None:
+            text = from_values(str, stored[name], name, InputError)
+            values[name] = from_json(dict[str, Any], text, name, InputError)
+    values["task"] = Task.from_json(values["task"])
+    if values["task"].id != stored["id"]:
+        raise InputError(f"task: is that of {values['task'].id}")
+    from_values(_Figures, values["report"] or {}, "report", InputError)
+    for name, hint in get_type_hints(Row).items():
+        if name not in values:
+            values[name] = from_values(hint, stored[name], name, InputError)
+    return Row(**values)

@@ -19,7 +19,7 @@ from typing import Any
 
 from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Child, Emit, Event, end_process
+from latentsync_trt.child import Child, Emit, Event, end_process, give_memory_back
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
@@ -42,10 +42,12 @@ class WorkerHandle:
     """The driver's side of a worker; any thread may call it. The child ends with this process, however that ends.
 
     `at_once`: how many tasks it takes at a time. `provider`: on which it opened its bundle; empty before. `hangs`:
-    whether it works and has sent nothing for a tenth of `hung_s`, after which it is ended, and its tasks run again.
+    whether it works and has sent nothing for a tenth of `hung_s`, after which it is ended, and its tasks run again. It
+    is ended, too, where it does not obey a cancel within `cancel_s`.
     """
 
     hung_s = 300.0
+    cancel_s = 30.0
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class WorkerHandle:
             raise
         error = event["error"]
         if error is not None:
-            raise WorkerLost(f"{self.name}: {error}") if isinstance(error, WorkerLost) else error
+            raise WorkerLost(f"{self.name}: {error}", crash=error.crash) if isinstance(error, WorkerLost) else error
         return event["result"]
 
     def _read(self) -> None:
@@ -142,7 +144,7 @@ class WorkerHandle:
             calls, self._calls = [*self._calls.values()], {}
             if self._problem is None:
                 line = ended.last_error_line or "no message"
-                self._problem = WorkerLost(f"its process ended with {ended}: {line}")
+                self._problem = WorkerLost(f"its process ended with {ended}: {line}", crash=ended.crash)
         for call in calls:
             call.events.put({"error": self._problem})
 
@@ -154,8 +156,10 @@ class WorkerHandle:
             calls = dict(self._calls)
             silent_s = now_s - self._heard_s if calls else 0.0
             self.hangs = silent_s > self.hung_s / 10
-            if max([silent_s, *(now_s - call.canceled_s for call in calls.values())]) > self.hung_s:
-                problem = WorkerLost(f"did not answer, or not obey a cancel, for {self.hung_s:g} s, and was ended")
+            if silent_s > self.hung_s:
+                problem = WorkerLost(f"did not answer for {self.hung_s:g} s, and was ended")
+            elif any(now_s - call.canceled_s > self.cancel_s for call in calls.values()):
+                problem = WorkerLost(f"did not obey a cancel within {self.cancel_s:g} s, and was ended")
             elif calls and "" not in calls and bytes_ > most:
                 text = f"needs more than {most / 1e9:.2g} GB of memory, the most for a worker here"
                 problem = TaskError(f"the clip {text}; give one with smaller pictures, or fewer --workers")
@@ -200,6 +204,7 @@ def carry_out(orders: Iterator[Any], emit: Emit) -> None:
                     result = workers[0].run(order, lambda at: emit(key=key, progress=at), canceled[key])
             except LatentSyncError as failure:
                 error = failure
+            give_memory_back()
             del canceled[key]
             emit(key=key, error=error, result=result)
         except BaseException:  # noqa: BLE001 -- the parent would wait forever

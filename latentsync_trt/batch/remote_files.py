@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError, MissingDependency, OutputError
 
@@ -29,9 +29,17 @@ def shown(text: str) -> str:
     return _QUOTED_URL.sub(lambda url: _SECRET_PARTS.sub(r"\1", url[0]), text)
 
 
+def parts_of(url: str) -> SplitResult:
+    """Returns the parts of a URL; raises `InputError` for what only begins as one."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise InputError(f"{shown(url)}: is no address that can be read ({error}); correct it") from error
+
+
 def name_of(url: str) -> str:
-    """Returns a file name for a URL that any disk takes, with its suffix."""
-    path = urlsplit(url).path if _protocol(url) in _READ_ONLY else url
+    """Returns a file name for a URL that any disk takes, with its suffix; raises as `parts_of`."""
+    path = parts_of(url).path if _protocol(url) in _READ_ONLY else url
     name = re.sub(r"[^\w.()+ -]", "_", unquote(path.rstrip("/").rpartition("/")[2])).strip(". ") or "file"
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME // 2] + name[-_LONGEST_NAME // 2 :]
 
@@ -104,7 +112,7 @@ def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
         raise MissingDependency(f"{shown(url)}: {cure} ({error})") from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
-        if login := urlsplit(url).netloc.rpartition("@")[0]:  # it may also occur apart from the URL
+        if login := parts_of(url).netloc.rpartition("@")[0]:  # it may also occur apart from the URL
             reason = reason.replace(login, "…")
         problem = "cannot be written" if kind is OutputError else "cannot be read"
         cure = "check address, credentials, connection and free space"

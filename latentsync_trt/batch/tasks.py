@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import inf
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self, get_type_hints
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.option_fields import Speaker, file_fields, from_texts, to_texts
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.option_fields import Speaker, file_fields, from_texts, from_values, to_texts
 from latentsync_trt.types import Progress
 
 
@@ -16,7 +17,14 @@ class TaskError(LatentSyncError):
 
 
 class WorkerLost(LatentSyncError):
-    """The worker died while it started or ran a task, which may run again."""
+    """The worker died while it started or ran a task, which may run again.
+
+    `crash`: what ended its process, such as "signal 11 (SIGSEGV)"; empty unless that was the system.
+    """
+
+    def __init__(self, *args: Any, usage: bool | None = None, crash: str = "") -> None:
+        super().__init__(*args, usage=usage)
+        self.crash = crash
 
 
 class Canceled(LatentSyncError):
@@ -50,8 +58,14 @@ class Task:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Reads what `to_json` wrote; raises `InputError` for options that do not exist."""
-        return cls(**{**data, "options": from_texts(SyncOptions, data["options"])})
+        """Reads what `to_json` wrote; raises `InputError` for what that cannot have written."""
+        hints = get_type_hints(cls) | {"options": dict[str, Any]}
+        missing = {"id", "video", "audio", "output", "options"} - data.keys()
+        unknown = data.keys() - hints.keys()
+        if missing or unknown:
+            raise InputError(f"task: lacks {sorted(missing)}, and has {sorted(unknown)} of another version")
+        values = {name: from_values(hints[name], value, name, InputError) for name, value in data.items()}
+        return cls(**{**values, "options": from_texts(SyncOptions, values["options"])})
 
     def with_files(self, change: Callable[[str, bool], str]) -> Self:
         """Replaces every file by what `change` returns for it and for whether it is written; outputs come last."""
@@ -64,6 +78,13 @@ class Task:
                 changed[name] = change(str(file), written)
         output = change(self.output, True)
         return replace(self, video=video, audio=audio, output=output, options=replace(options, **changed))
+
+    def client_names(self) -> dict[str, str]:
+        """Returns the client's names of files by the names under which they lie."""
+        files: dict[str, Any] = {"video": self.video, "audio": self.audio}
+        files |= {f"speaker_{each.face}": each.voice for each in self.options.speaker}
+        files |= {name: getattr(self.options, name) for name in file_fields(SyncOptions)}
+        return {Path(files[field]).name: name for field, name in self.names.items() if files.get(field)}
 
     def files(self) -> list[tuple[str, bool]]:
         """Returns every file, with whether it is written."""

@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import rich_click as click
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
+from rich.progress import Task as BarTask
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url, shown
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, WorkerSettings, WorkerState
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.show import STDERR, TimeLeft, notices_to, print_json, progress_bar, say, show_progress
+from latentsync_trt.cli.show import (
+    LINE_EVERY_S,
+    STDERR,
+    TimeLeft,
+    notices_to,
+    print_json,
+    progress_bar,
+    say,
+    show_progress,
+)
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -36,6 +46,7 @@ _MOVED_EVERY_S = 2.0
 @click.argument("jobs", type=flags.LocalPath())
 @click.option(
     "--output",
+    type=flags.OutputFolder(),
     panel=FILES,
     metavar="FOLDER",
     help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
@@ -53,18 +64,19 @@ def batch(
     jobs: Path, *, bundle: str | None, quiet: bool, as_json: bool, output: str | None, skip_bad: bool, **fields: Any
 ) -> None:
     """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
-    `sync`), or a .jsonl file with such objects. Options given here apply to all rows that don't say otherwise. What is
-    done is kept in a ledger beside JOBS: the same command runs what is not. Exit code 1: some clips failed, or were
-    skipped; 2: rows cannot work, and none was started.
+    `sync`), a .jsonl file with such objects, or a folder, whose videos and recordings of one name are pairs. Options
+    given here apply to all rows that don't say otherwise. What is done is kept in a ledger beside JOBS, or in the
+    folder: the same command runs what is not. Exit code 1: some clips failed, or were skipped; 2: rows cannot work,
+    and none was started.
     """
     from latentsync_trt.batch.dispatch import Dispatcher
-    from latentsync_trt.batch.job_file import read_rows
+    from latentsync_trt.batch.job_file import ledger_of, read_rows
     from latentsync_trt.batch.job_store import JobStore
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
 
     rows = read_rows(jobs, flags.build(SyncOptions, fields), output)
-    path = jobs.with_name(f"{jobs.name}.ledger.sqlite")
+    path = ledger_of(jobs)
     board = Board(as_json=as_json, quiet=quiet)
     notice = partial(board.tell, "notice")
     with ExitStack() as stack:
@@ -96,7 +108,7 @@ def batch(
             dispatcher = stack.enter_context(closing(Dispatcher(workers, on_event)))
             for row in ready:
                 dispatcher.submit(row.task)
-            dispatcher.wait()
+            dispatcher.wait(board.tick)
         elif board.before:
             notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
     board.show_summary()
@@ -149,6 +161,7 @@ class Board:
         self.hidden, self._as_json, self._lock = as_json or quiet, as_json, threading.Lock()
         self._say, self._done, self._frames = notices_to(silent=self.hidden), 0, 0
         self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
+        self._line_s = self._began_s
         columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
         disable = self.hidden or not STDERR.is_terminal
         self.bars = Bars(*columns, console=STDERR, transient=True, disable=disable)
@@ -183,6 +196,16 @@ class Board:
         if worker not in self._workers:
             self._workers[worker] = self.bars.add_task("")
         show_progress(self.bars, self._workers[worker], text, at)
+
+    def tick(self) -> None:
+        """Says in a log, which has no bars, every 30 s where the workers are."""
+        now_s = time.monotonic()
+        if STDERR.is_terminal or now_s - self._line_s < LINE_EVERY_S:
+            return
+        self._line_s = now_s
+        with self._lock:
+            workers = "; ".join(map(_where, self.bars.tasks[1:]))
+            self._say(f"[{now_s - self._began_s:.0f} s] {self}; {workers}")
 
     def _tell(self, event: Event) -> None:
         """Prints an event as JSON; progress only from time to time."""
@@ -225,6 +248,13 @@ class Board:
         ran = ran if self._ready_s else "nothing to run"
         if not self.hidden:
             echo(f"{self.before + done} clips done{before}, {failed} failed{skipped}: {ran}")
+
+
+def _where(worker: BarTask) -> str:
+    """The text of a bar, as "gpu 0  lip-sync  a.mp4  12 of 50 at 5.0 frames/s, 0:00:08 left"."""
+    steps = f"  {worker.completed:g} of {worker.total:g}" if worker.total and worker.total > 1 else ""
+    pace = worker.fields.get("pace")
+    return worker.description + steps + (f" at {pace}" if pace else "")
 
 
 def _name(row: "BatchRow") -> str:

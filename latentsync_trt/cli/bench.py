@@ -43,7 +43,7 @@ _several = partial(click.option, multiple=True, show_default=True, help="Repeat 
 @flags.path_option("--audio", help="Speech for it.  [default: the built-in sentence]")
 @flags.options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
 @flags.options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
-@flags.path_option("--output", help="File (.json) for the rows.")
+@flags.path_option("--output", written=True, help="File (.json) for the rows.")
 @flags.overwrite_option
 @flags.quiet_option
 def bench(
@@ -94,7 +94,11 @@ def _cells(row: Row) -> tuple[str, ...]:
 @flags.path_option("--video", help="Clip to sync, or that A and B were made from.  [default: the built-in portrait]")
 @flags.path_option("--audio", help="Speech for it.  [default: the sound of --video; the built-in sentence without one]")
 @flags.path_option(
-    "--output", default="compare.html", show_default=True, help="The page; picture and video go beside it."
+    "--output",
+    default="compare.html",
+    show_default=True,
+    written=True,
+    help="The page; picture and video go beside it.",
 )
 @flags.provider_option
 @flags.options_from(SyncOptions, groups=(QUALITY,))

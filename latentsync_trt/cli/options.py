@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
+from click.types import StringParamType
 
 from latentsync_trt.errors import InputError, did_you_mean
 from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, field_name, flag_name, show_numbers
@@ -24,9 +25,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CONFIG = "latentsync-trt.toml"
 
-_DOORS = ["host", "no_key", "ray", "stun", "engine_cache", "provider_option", "folder", "overwrite", "yes"]
-"""Options that let others in or name other machines; load code; take over jobs, replace files, or agree to a download.
-Of others, values with addresses."""
+_MOST_CONFIG_BYTES = 1_000_000
+
+_DOORS = ["host", "no_key", "ray", "stun", "provider_option", "overwrite", "yes"]
+"""Options that let others in or name other machines; load code; replace files, or agree to a download. Of others, those
+that name what is written, as folders of jobs and of engines, which are code; and values with addresses."""
 
 _OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
 
@@ -37,11 +40,12 @@ def current_name(name: str) -> str:
 
 
 class LocalPath(click.Path):
-    """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
+    """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed. `written`:
+    whether that file is written; a `folder` always is."""
 
-    def __init__(self, *, folder: bool = False) -> None:
+    def __init__(self, *, folder: bool = False, written: bool = False) -> None:
         super().__init__(path_type=Path)
-        self._folder = folder
+        self._folder, self.written = folder, folder or written
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         what = param.opts[0] if isinstance(param, click.Option) else ""
@@ -51,9 +55,15 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def path_option(*names: str, folder: bool = False, **how: Any) -> Callable[[F], F]:
+class OutputFolder(StringParamType):
+    """A folder to write to, or the URL of one."""
+
+    written = True
+
+
+def path_option(*names: str, folder: bool = False, written: bool = False, **how: Any) -> Callable[[F], F]:
     """An option that takes a `LocalPath`; `how`: as for `click.option`."""
-    return click.option(*names, type=LocalPath(folder=folder), **how)
+    return click.option(*names, type=LocalPath(folder=folder, written=written), **how)
 
 
 def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -151,27 +161,31 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
 
     from latentsync_trt.cli import COMMANDS, echo
 
-    text = read_text(path)
+    text = read_text(path, most_bytes=_MOST_CONFIG_BYTES)
     try:
         tables = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as TOML ({error})") from error
     for name, table in tables.items():
         if name not in COMMANDS or not isinstance(table, dict):
             raise InputError(f"{path}: {name}: is no table of a command, as [sync]{did_you_mean(name, COMMANDS)}")
     name = str(ctx.info_name)
     table = tables.get(name, {})
-    ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]")
-    if given is None and path == places[0]:
-        for door in (each for each, value in table.items() if field_name(each) in _DOORS or "://" in str(value)):
-            cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
-            raise InputError(f"{path}: [{name}] {door}: is not taken from the current folder; {cure}")
-        if table and not {"--json", "--quiet", "-q"} & {*(ctx.obj or ())}:
-            echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
+    found_here = given is None and path == places[0]
+    elsewhere = f"give it on the command line, in {places[-1]}, or in a file that --config names"
+    ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]", elsewhere if found_here else "")
+    if found_here and table and not {"--json", "--quiet", "-q"} & {*(ctx.obj or ())}:
+        echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
 
 
-def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
-    """The defaults of a command, and of those below it, by parameter; raises `InputError` for unknown names."""
+def _is_door(option: click.Option, value: Any) -> bool:
+    """Whether nobody but the user may set the option, or give it that value."""
+    return option.name in _DOORS or getattr(option.type, "written", False) or "://" in str(value)
+
+
+def _defaults(command: click.Command, table: dict[str, Any], where: str, elsewhere: str) -> dict[str, Any]:
+    """The defaults of a command, and of those below it, by parameter; raises `InputError` for unknown names.
+    `elsewhere`: where options can be given that are doors, if they cannot here."""
     options = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
     below: dict[str, click.Command] = getattr(command, "commands", {})
     found: dict[str, Any] = {}
@@ -179,9 +193,11 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict
         name = field_name(given)
         name = name if name in options else current_name(name)
         if given in below and isinstance(value, dict):
-            found[given] = _defaults(below[given], value, f"{where} [{given}]")
+            found[given] = _defaults(below[given], value, f"{where} [{given}]", elsewhere)
         elif name not in options or isinstance(value, dict):
             raise InputError(f"{where} {given}: no such option{did_you_mean(name, [*filter(None, options), *below])}")
+        elif elsewhere and _is_door(options[name], value):
+            raise InputError(f"{where} {given}: is not taken from the current folder; {elsewhere}")
         else:
             several, is_list = options[name].multiple, isinstance(value, list)
             found[name] = value if several == is_list else [value] if several else show_numbers(value)
@@ -210,7 +226,7 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         kind, name = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
         metavar = metavar or name
     elif Path in kinds:
-        kind = LocalPath(folder=metadata.get("folder", False))
+        kind = LocalPath(folder=metadata.get("folder", False), written=metadata.get("written", False))
     if "given_alone" in metadata:
         common |= {"is_flag": False, "flag_value": metadata["given_alone"]}
     return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)

@@ -25,7 +25,7 @@ from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
-_LINE_EVERY_S = 30.0
+LINE_EVERY_S = 30.0
 
 
 def say(text: str) -> None:
@@ -75,7 +75,7 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
         nonlocal said_s, stage
         now_s, steps = clock(), ""
         if progress.stage == stage:
-            if now_s - said_s < _LINE_EVERY_S:
+            if now_s - said_s < LINE_EVERY_S:
                 return
             steps = f": {progress.done}" + ("" if progress.total is None else f" of {progress.total}")
         steps += f" at {pace}" if (pace := _pace(progress)) else ""

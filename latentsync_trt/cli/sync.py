@@ -37,7 +37,7 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
     "--audio", "--voice", panel=FILES, help="File with the speech that the lips follow; for several people --speaker."
 )
 @flags.path_option(
-    "--output", "-o", panel=FILES, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
+    "--output", "-o", panel=FILES, written=True, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
 )
 @flags.bundle_option
 @flags.options_from(SyncOptions)
@@ -98,8 +98,8 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
 
 
 _FIRST = {  # options that `--help` shows; the others are for `--help-all`
-    *("video", "audio", "output", "preview_s", "overwrite", "report"),
-    *("bundle", "preset", "face", "start", "end", "provider"),
+    *("video", "audio", "output", "preview_s", "overwrite", "resume", "report"),
+    *("bundle", "preset", "face", "start", "end", "codec", "provider"),
 }
 
 for _each in sync.params:
@@ -199,7 +199,9 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 
 @click.command("faces")
 @click.argument("video", type=flags.LocalPath())
-@flags.path_option("--output", "-o", help="Name of the .png and .json to write.  [default: the video's with -faces]")
+@flags.path_option(
+    "--output", "-o", written=True, help="Name of the .png and .json to write.  [default: the video's with -faces]"
+)
 @flags.overwrite_option
 @flags.json_option
 def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
@@ -231,7 +233,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return
-    heads, rows = ("face", "seen s", "first s", "last s", "height px", "frontal", "speaks, s"), []
+    heads, rows = ("person", "seen s", "first s", "last s", "height px", "frontal", "speaks, s"), []
     for person in people:
         speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
         span = person.times_s[0][0], person.times_s[-1][1]

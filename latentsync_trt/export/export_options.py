@@ -36,6 +36,7 @@ class ExportOptions:
     output: str | Path | None = _file_option(
         None,
         "Folder to write.  [default: checkpoints/<model>-[<min-resolution>-]<resolution>-<precision>[-dynamic]]",
+        folder=True,
     )
     resolution: int | None = _model_option(
         None,

@@ -238,6 +238,9 @@ def losses(contents: Contents) -> Iterator[str]:
     # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
     if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
         yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
+    if not contents.encoder.keeps_chroma_place(suffix):
+        what = "the place of chroma samples among the pixels is not stored"
+        yield f"{what}: players of {codec} in {suffix} expect them at the left, half a pixel away"
     for view in contents.info.views:
         yield f"that the picture is {view} is left out: players show it flat"
     yield from contents.sound.notices

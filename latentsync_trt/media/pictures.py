@@ -1,5 +1,6 @@
 """Pictures: RGB of a decoded one on demand, planes on disk, and frames with their patches for the encoder."""
 
+import mmap
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,13 +15,25 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, apply_patch, coding_of, hdr_of, levels_of, planes_of
+from latentsync_trt.media.color import (
+    BT709,
+    RGB_IDENTITY,
+    apply_patch,
+    coding_of,
+    full_codes,
+    hdr_levels,
+    hdr_of,
+    levels_of,
+    planes_of,
+)
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
-from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.media.decoding import filtered
+from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 # Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages.
-_IN_FLIGHT_BYTES = 2_000_000_000
+# Decoder and encoder take as much again. In 1.2 GB, frames of 3840×2160 stay in memory up to 30 frames/s.
+_IN_FLIGHT_BYTES = 1_200_000_000
 
 TILE_PX = 64  # side of a tile; even, as a chroma sample covers two pixels
 _WHITE, _DEEP_WHITE = 255, 65535
@@ -37,11 +50,16 @@ class LazyRgb:
         height, width = planes.y.shape
         self.shape = height, width, 3
         self._planes, self._hdr = planes, hdr_of(planes.color.transfer)
-        self._white = _WHITE if planes.bits == 8 and self._hdr is None else _DEEP_WHITE
-        self._matrix = levels_of(coding_of(planes.color, width, height, planes.bits), self._white)
-        self._rgb = np.empty((height, width, 3), np.uint8)
-        self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
+        self._coding = coding_of(planes.color, width, height, planes.bits)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
+        self.forget()
+
+    def forget(self) -> None:
+        """Gives back the memory of what was converted; who looks again waits for it again."""
+        height, width, _ = self.shape
+        with self._lock:
+            self._rgb = np.empty(self.shape, np.uint8)
+            self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
 
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
         """A read-only part, given by two slices without steps."""
@@ -55,7 +73,7 @@ class LazyRgb:
                 for row in range(top, bottom, _MOST_ROWS):
                     self._convert(row, min(row + _MOST_ROWS, bottom), columns.start, columns.stop)
                 self._missing[top:bottom, columns] = False
-        part = self._rgb[place]
+            part = self._rgb[place]
         part.flags.writeable = False
         return part
 
@@ -66,25 +84,16 @@ class LazyRgb:
         import cv2  # not where inputs are checked, which need other parts of this module
 
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        steps = (1, 1), *2 * (self._planes.pixels_per_sample,)
-        codes = list[SampleArray]()
-        for plane, (down, across) in zip((self._planes.y, self._planes.u, self._planes.v), steps, strict=True):
-            part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
-            part = part[:, left * TILE_PX // across : right * TILE_PX // across]
-            if down * across > 1:  # a sample twice in a row: one number of twice the bits
-                own, double = part.dtype, np.dtype(f"u{across * part.itemsize}")
-                factor = 1 if across == 1 else int(np.iinfo(own).max) + 2
-                repeated = np.empty((len(part), down, part.shape[1]), double)
-                np.multiply(part[:, None], double.type(factor), out=repeated)
-                part = repeated.view(own).reshape(down * len(part), -1)
-            codes.append(part[: tiles.shape[0], : tiles.shape[1]])
-        whole = np.empty(tiles.shape, codes[0].dtype)
-        cv2.merge(codes, dst=whole)
-        if self._white == _WHITE:
-            cv2.transform(whole, self._matrix, dst=tiles)
-            return
-        made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
-        tiles[:] = self._hdr.sdr[made] if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
+        height, width, _ = tiles.shape
+        y, x = top * TILE_PX, left * TILE_PX
+        whole = full_codes(self._planes, slice(y, y + height), slice(x, x + width))
+        if self._hdr is not None:
+            tiles[:] = self._hdr.sdr[hdr_levels(whole, self._coding)]
+        elif self._planes.bits == 8:
+            cv2.transform(whole, levels_of(self._coding, _WHITE), dst=tiles)
+        else:
+            deep = cv2.transform(whole.astype(np.uint16), levels_of(self._coding, _DEEP_WHITE))
+            tiles[:] = cv2.convertScaleAbs(deep, alpha=_WHITE / _DEEP_WHITE)
 
 
 def most_in_flight(info: VideoInfo) -> int:
@@ -110,6 +119,17 @@ def kept_on_disk(planes: YuvPlanes, folder: Path) -> YuvPlanes:
     return replace(planes, y=y, u=u, v=v)
 
 
+def forget_on_disk(frame: Frame) -> None:
+    """Gives back the memory of a frame that is `kept_on_disk`, until it is looked at again; does nothing to others."""
+    pages = None if frame.planes is None else getattr(frame.planes.y, "_mmap", None)
+    if pages is None:
+        return
+    if isinstance(frame.picture, LazyRgb):
+        frame.picture.forget()
+    if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows, which takes pages of files back itself
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
 def without_rgb(frame: Frame) -> Frame:
     """The same frame, without what was converted of its planes: one that waits to be encoded needs these only."""
     return frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
@@ -118,7 +138,8 @@ def without_rgb(frame: Frame) -> Frame:
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
     """The source of frames without planes: 8-bit RGB, written as that, or as 4:2:0 in BT.709."""
     color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
-    return VideoInfo(width_px, height_px, None, "gbrp" if rgb else "yuv420p", False, Fraction(1), color)
+    form, place = ("gbrp", None) if rgb else ("yuv420p", (1, 1))
+    return VideoInfo(width_px, height_px, None, form, False, Fraction(1), color, chroma_place=place)
 
 
 class PictureMaker:
@@ -135,7 +156,10 @@ class PictureMaker:
         encoder = self._encoder
         planes = planes_of(frame.rgb, self._info.color) if frame.planes is None else frame.planes
         picture = frame_of(planes, encoder.width_px, encoder.height_px, patches)
-        if picture.format.name != encoder.pixel_format:
+        converts = picture.format.name != encoder.pixel_format
+        if encoder.frame_tags and (converts or encoder.top_field_first is not None):
+            picture = filtered([picture], ("setparams", encoder.frame_tags))
+        if converts:
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))
             picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)
         color = encoder.color

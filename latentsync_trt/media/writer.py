@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from av import FFmpegError
+import av
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InferenceError, InputError, NoFaceError, OutOfMemory, OutputError
@@ -23,6 +23,7 @@ from latentsync_trt.media.files import codec_name, open_input, writing
 from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
+from latentsync_trt.media.playback import HELD_S, Playback
 from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
@@ -38,6 +39,8 @@ _CAN_GO_ON = (KeyboardInterrupt, OutOfMemory, InferenceError, OutputError)
 _FINE_PER_S = 600
 
 _PREVIEW_PX = 720
+_UNSEEN_S = Fraction(1, 100)
+"""By which pictures beside each other may be apart: less than half the period of any."""
 _PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
 
 # By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not H.264 in it.
@@ -178,7 +181,7 @@ class VideoWriter:
             return
         replaces = not self._finished.parts and (self._folder / KEPT_NAME).exists()
         if self._work is not None and isinstance(error, _CAN_GO_ON) and not replaces:
-            with contextlib.suppress(FFmpegError, OSError):  # `error` says what is wrong
+            with contextlib.suppress(av.FFmpegError, OSError):  # `error` says what is wrong
                 self._close_part(self._stamp(self.end_s))
                 return
         part.abandon()
@@ -238,19 +241,41 @@ def plays(video: Path) -> bool:
         )
 
 
-def write_preview(video: Path, target: Path) -> None:
-    """Writes a small copy for browsers, with the same times; raises `LatentSyncError`."""
+def keeps_time(video: Path, playback: Playback) -> bool:
+    """Whether players show the pictures of a file at the times that `playback` gives them; raises `MediaError`."""
+    info = probe(video)
+    with open_input(video) as container:
+        begins_s = Fraction(container.start_time or 0, av.time_base)
+    if info.start_s is None or info.duration_s is None:
+        return False
+    apart_s = playback.delay_s - (info.start_s - begins_s)
+    ends_s = playback.delay_s + info.duration_s
+    is_extended = playback.duration_s is not None and playback.duration_s > ends_s + HELD_S
+    return abs(apart_s) < _UNSEEN_S and not is_extended
+
+
+def write_preview(video: Path, target: Path, playback: Playback | None = None) -> None:
+    """Writes a small copy for browsers: with the same times and with sound, or silent as `playback` says; raises
+    `LatentSyncError`."""
     info = probe(video)
     small_of = partial(small_rgb, info, most_px=_PREVIEW_PX)
-    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in read_frames(video))
+    shown = read_frames(video, playback or Playback())
+    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in shown)
     first = next(frames)
     height_px, width_px, _ = first.picture.shape
     small = picture_info(width_px, height_px, rgb=False)
     small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
-    with open_input(video) as container:
-        has_sound = any(map(codec_name, container.streams.audio[:1]))
-    delays = delays_of(video, video) if has_sound else None
-    sound = () if delays is None else (SoundPiece(video, delays.sound_s - delays.picture_s),)
+    sound = _sound_beside(video) if playback is None else ()
     with VideoWriter(target, small, choose_encoder(_PREVIEW, small), sound) as writer:
         for frame in chain([first], frames):
             writer.write(frame)
+
+
+def _sound_beside(video: Path) -> tuple[SoundPiece, ...]:
+    """The sound of a file, if it has some, at its time after the first picture."""
+    with open_input(video) as container:
+        has_sound = any(map(codec_name, container.streams.audio[:1]))
+    if not has_sound:
+        return ()
+    delays = delays_of(video, video)
+    return (SoundPiece(video, delays.sound_s - delays.picture_s),)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import QUALITY, check_limits, option
-from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, exists, why_missing
 
 TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
 """Packages that make the graphs."""
@@ -23,8 +23,6 @@ cause nearly all of the 8-bit error."""
 
 NO_LAYERS = "none"
 
-VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
-AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
 
 _option = partial(option, group=QUALITY)
 

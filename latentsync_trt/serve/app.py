@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, disable_created_metrics, generate_latest
@@ -35,12 +36,15 @@ from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, JobStatus, Service
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _LEAST_BYTES_PER_S = 10_000  # of an upload on the whole, after the time in which it may stall
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
 _STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
-HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, RequestValidationError
+_INVALID = RequestValidationError, WebSocketRequestValidationError
+HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, *_INVALID
 _FILE = {"type": "string", "format": "binary"}
 _TEXT_FIELDS, _FILE_FIELDS = ("options", "label"), ("video", "audio", "mix", "turns", "faces", "c2pa")
 _FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys((*_FILE_FIELDS, "speaker_0"), _FILE)
@@ -89,6 +93,9 @@ def create_app(
     }
     # The page of the description is served from here: scripts of other hosts could use the key that people enter there.
     app = FastAPI(openapi_url=None, **described) if files_only else FastAPIOffline(redoc_url=None, **described)
+    for page in app.routes:
+        if isinstance(page, APIRoute) and page.methods:  # those of the description
+            page.methods.add("HEAD")
     allowed = [Depends(guard(key, own_hosts))]
     app.include_router(_files(service), dependencies=allowed)
     if not files_only:
@@ -97,6 +104,16 @@ def create_app(
         app.include_router(_monitoring(service, allowed))
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
     return app
+
+
+def readable(router: APIRouter | FastAPI, path: str, **how: Any) -> Callable[[F], F]:
+    """Adds a route that answers GET, and HEAD with the same status and headers; `how`: as for `APIRouter.get`."""
+
+    def add(function: F) -> F:
+        router.head(path, **how, include_in_schema=False)(function)
+        return router.get(path, **how)(function)
+
+    return add
 
 
 def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
@@ -152,16 +169,14 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
 
-    @router.get("")
-    @router.head("", include_in_schema=False)
+    @readable(router, "")
     def newest(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
         return [replace(each, report=None) for each in service.jobs(limit, offset)]
 
-    @router.get("/{job_id}")
-    @router.head("/{job_id}", include_in_schema=False)
+    @readable(router, "/{job_id}")
     def state(job_id: str) -> JobStatus:
         """State and progress of a job; at its end, its report or its error."""
         return service.job(job_id)
@@ -182,15 +197,13 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
 def _files(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], default_response_class=Response)
 
-    @router.get("/result", responses={200: {"content": {each: {"schema": _FILE} for each in _TYPES.values()}}})
-    @router.head("/result", include_in_schema=False)
+    @readable(router, "/result", responses={200: {"content": {each: {"schema": _FILE} for each in _TYPES.values()}}})
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
         path, name = service.result(job_id)
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
-    @router.get("/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
-    @router.head("/preview", include_in_schema=False)
+    @readable(router, "/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
     def preview(job_id: str) -> Response:
         """A small JPEG of the newest frame, about one a second while the job runs."""
         path = service.folder(job_id) / PREVIEW
@@ -199,8 +212,7 @@ def _files(service: Service) -> APIRouter:
         # Read at once: the file may be replaced by one of another size.
         return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
-    @router.get("/report", responses={200: {"content": {"text/html": {"schema": _FILE}}}})
-    @router.head("/report", include_in_schema=False)
+    @readable(router, "/report", responses={200: {"content": {"text/html": {"schema": _FILE}}}})
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
         path = service.result(job_id)[0].with_name(PAGE)
@@ -214,14 +226,13 @@ def _files(service: Service) -> APIRouter:
 def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     router = APIRouter(tags=["service"])
 
-    @router.get("/healthz")
-    @router.head("/healthz", include_in_schema=False)
+    @readable(router, "/healthz")
     def health() -> JSONResponse:
         """200 when a worker is ready or at work, else 503 with the reason; needs no key."""
         problem = service.problem()
         return JSONResponse({"error": problem}, 503) if problem else JSONResponse({"status": "ready"})
 
-    @router.get("/metrics", dependencies=allowed)
+    @readable(router, "/metrics", dependencies=allowed)
     def metrics() -> Response:
         """What the service has done since it started, and what it does now, for Prometheus."""
         registry, totals, jobs = CollectorRegistry(), service.totals, Counter[str](service.counts())
@@ -247,9 +258,9 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
     message, headers = str(error), dict[str, str]()
     if isinstance(error, StarletteHTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
-    elif isinstance(error, RequestValidationError):
+    elif isinstance(error, _INVALID):
         first = error.errors()[0]
-        status, message = 422, f"{first['loc'][-1]}: {first['msg']}; see /docs"
+        status, message = 422, f"{first['loc'][-1]}: {first['msg']}"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
         status, message = 507, FULL
     elif status == 500:

@@ -3,24 +3,61 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from queue import LifoQueue
+from queue import Empty, LifoQueue
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Child, Emit, Event
+from latentsync_trt.child import Child, Emit, Event, give_memory_back
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import Speaker, field_name, file_fields, from_json, from_texts
 from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
 
 MOST_LABEL = 200
+_POLL_S = 0.1
 _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
+_MOST_SEARCHED_PIXELS = 6e10
+"""Of all pictures of a video that are searched for faces: 20 minutes of 1920×1080 at 25 frames/s."""
+_SEARCH_S, _MOST_SEARCH_S = 60.0, 900.0
+"""A search may take so long beside as long as the video plays, and at most."""
+
 Watch = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """What a function tells its `Pool`: so long it may take from now on, in place of the limit of all calls."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How long a media file lasts, and the pixels of all pictures of its largest video stream."""
+
+    lasts_s: float
+    pixels: float
+
+
+class _Deadline:
+    """Ends a call `most_s` after it was set."""
+
+    def __init__(self, most_s: float) -> None:
+        self.set(most_s)
+
+    def set(self, most_s: float) -> None:
+        self.most_s = most_s
+        self._set_s = time.monotonic()
+
+    @property
+    def has_passed(self) -> bool:
+        return time.monotonic() - self._set_s > self.most_s
 
 
 class ChildDied(LatentSyncError):
@@ -43,8 +80,8 @@ class Pool:
     def call(self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None) -> Any:
         """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
 
-        `watch`: called with what the function passes to its last argument, which it has then, and with None ten times
-        a second; an error of it ends the call.
+        `watch`: called with what the function passes to its last argument, which it has then, except a `TimeLimit`, and
+        with None ten times a second, also while the call waits for a child; an error of it ends the call.
 
         Raises:
             TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.
@@ -67,26 +104,40 @@ class Pool:
 
     def _answer(self, order: Any, watch: Watch) -> Event:
         """The last event of a call."""
-        child, answered, end_s = self._idle.get(), False, time.monotonic() + self._most_s
+        child, answered = self._idle_child(watch), False
+        deadline = _Deadline(self._most_s)
         try:
             child = child or Child(_carry_out)
             child.send(order)
-            for event in child.events(lambda: self._check(child, end_s, watch)):
+            for event in child.events(lambda: self._check(child, deadline, watch)):
                 if answered := "progress" not in event:
                     return event
-                watch(event["progress"])
+                if isinstance(event["progress"], TimeLimit):
+                    deadline.set(event["progress"].seconds)
+                else:
+                    watch(event["progress"])
             raise ChildDied(f"{self._what}: two processes for it died, at last with {child.wait()}; try again later")
         finally:
             if child is not None and not answered:
                 child.end(patience_s=0.5)
             self._idle.put(child if answered else None)
 
-    def _check(self, child: Child, end_s: float, watch: Watch) -> None:
+    def _idle_child(self, watch: Watch) -> Child | None:
+        """Waits until another call may run; None where its child is to be started."""
+        while True:
+            with suppress(Empty):
+                return self._idle.get(timeout=_POLL_S)
+            self._ask(watch)
+
+    def _ask(self, watch: Watch) -> None:
         watch(None)
         if self._closed:
             raise LatentSyncError(f"{self._what}: broken off, as the program stops")
-        if child.memory_bytes > self._most_bytes or time.monotonic() > end_s:
-            most = f"{self._most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
+
+    def _check(self, child: Child, deadline: _Deadline, watch: Watch) -> None:
+        self._ask(watch)
+        if child.memory_bytes > self._most_bytes or deadline.has_passed:
+            most = f"{deadline.most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
             raise TooLarge(f"{self._what}: takes more than {most}; send smaller or shorter files")
 
 
@@ -98,6 +149,7 @@ def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]
             emit(result=function(*arguments, *last), error=None)
         except LatentSyncError as error:
             emit(error=error)
+        give_memory_back()
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
@@ -146,7 +198,17 @@ def _options(form: Form, folder: Path) -> SyncOptions:
     return replace(from_texts(SyncOptions, values), **files, resume=False)
 
 
-def check_media(name: str, path: Path, limits: Limits) -> None:
+def check_search(video: Path, limits: Limits, tell: Callable[[Any], None]) -> None:
+    """As `check_media`; raises `TooLarge`, too, for a video that is too large to be searched for faces, and tells the
+    pool how long a search of it may take."""
+    extent = check_media("video", video, limits)
+    if extent.pixels > _MOST_SEARCHED_PIXELS:
+        what = f"its pictures have {extent.pixels:.2g} pixels in all, and {_MOST_SEARCHED_PIXELS:g} are the most here"
+        raise TooLarge(f"search for faces: {what}; send a smaller or shorter video")
+    tell(TimeLimit(min(_SEARCH_S + extent.lasts_s, _MOST_SEARCH_S)))
+
+
+def check_media(name: str, path: Path, limits: Limits) -> Extent:
     """Raises `InputError` for a file that cannot be read (`MediaError`), or is too long by its packets.
 
     Their stamps and the sum of their durations count, whatever the header says. `name`: field of the file.
@@ -154,6 +216,7 @@ def check_media(name: str, path: Path, limits: Limits) -> None:
     from latentsync_trt.media.files import open_input, reading
 
     first_s, last_s, played_s = inf, -inf, defaultdict[int, float](float)
+    pixels = defaultdict[int, float](float)
     with open_input(path) as container:
         streams = [stream for stream in container.streams if stream.type in ("video", "audio")]
         with reading(path):
@@ -165,8 +228,14 @@ def check_media(name: str, path: Path, limits: Limits) -> None:
                 lasts_s = float(packet.duration * packet.time_base) if packet.duration and packet.time_base else 0.0
                 rate = getattr(packet.stream, "guessed_rate", None)
                 played_s[packet.stream_index] += lasts_s or (float(1 / rate) if rate and packet.size else 0.0)
+                if packet.size and packet.stream.type == "video":
+                    picture: Any = packet.stream  # PyAV's types know no kinds of streams here
+                    # FFmpeg does not know the size of pictures in an unknown codec.
+                    pixels[packet.stream_index] += getattr(picture, "width", 0) * getattr(picture, "height", 0)
                 if max(last_s - first_s, played_s[packet.stream_index]) > limits.max_clip_s:
                     break
-    if max(last_s - first_s, *played_s.values(), 0.0) > limits.max_clip_s:
+    lasts_s = max(last_s - first_s, *played_s.values(), 0.0)
+    if lasts_s > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+    return Extent(lasts_s, max(pixels.values(), default=0.0))

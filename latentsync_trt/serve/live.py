@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import Depends, FastAPI, HTTPException, Request, Response, WebSocket
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response, WebSocket
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -19,7 +19,7 @@ from latentsync_trt.errors import Busy, InputError, LatentSyncError
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.option_fields import from_json
 from latentsync_trt.serve.admission import LiveLimits
-from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error
+from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error, readable
 from latentsync_trt.serve.call import MARK, Call, start, tell
 
 _PAGE = Path(__file__).parent
@@ -107,7 +107,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         await _found(service, name).close()
 
     @app.websocket("/v1/live/{name}/speech")
-    async def speech(socket: WebSocket, name: str, rate: int = 16_000) -> None:
+    async def speech(socket: WebSocket, name: str, rate: Annotated[int, Query(ge=8000, le=48_000)] = 16_000) -> None:
         """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows the id."""
         if key is None or not has_key(socket, key):  # browsers cannot send one here
             check_origin(socket, own_hosts and key is None)
@@ -116,12 +116,12 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
             raise Busy(f"live session {name[:40]}: has {_MOST_SOCKETS} WebSockets open, the most; close one")
         await _converse(socket, call, rate)
 
-    @app.get("/healthz")
+    @readable(app, "/healthz")
     def health() -> dict[str, str]:
         """200 while it runs; needs no key."""
         return {"status": "ready"}
 
-    @app.get("/metrics", dependencies=allowed)
+    @readable(app, "/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)

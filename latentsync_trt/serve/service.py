@@ -9,12 +9,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, cast
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import ATTEMPTS, Dispatcher, slot_names
@@ -163,7 +163,8 @@ class Service:
         try:
             task = self._checks.call(check_form, job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
-            error.args = (self._hide(str(error)),)
+            names = {form.files[field].name: name for field, name in form.names.items()}
+            error.args = (self._as_sent(str(error), names),)
             raise
         with self._lock:
             self._check_queue()
@@ -211,7 +212,7 @@ class Service:
         """Returns the video of a job, and a name for it; raises `UnknownJob`, or `NotNow` if there is none."""
         row = self._row(job_id)
         if row.state != "done":
-            raise NotNow(f"job {job_id}: is {row.state}, without a result; " + self._hide(row.error or "wait for done"))
+            raise NotNow(f"job {job_id}: is {row.state}, without a result; {self._of_client(row) or 'wait for done'}")
         path, what = Path(row.task.output), "synced" if row.task.options.preview_s is None else "preview"
         return path, f"{Path(row.task.names['video']).stem}-{what}{path.suffix}"
 
@@ -283,15 +284,28 @@ class Service:
             total=report.get("frames", progress.total),
             frames_per_s=report.get("frames_per_s", progress.frames_per_s or None),
             seconds_left=progress.seconds_left,
-            error=self._hide(row.error),
-            report=self._hide(row.report),
+            error=self._of_client(row),
+            report=self._as_sent(row.report, row.task.client_names()),
         )
 
-    def _hide(self, value: Any) -> Any:
-        """Returns text, or a report, without the folders of jobs."""
+    def _of_client(self, row: Row) -> str | None:
+        """Returns the error of a job in the client's words."""
+        return cast(str | None, self._as_sent(row.error, row.task.client_names()))
+
+    def _as_sent(self, value: Any, names: Mapping[str, str]) -> Any:
+        """Returns text, or a report, without the folders of jobs, and with the client's names of files; `names`: these
+        by the names under which they lie."""
         jobs = re.escape(json.dumps(str(self._jobs))[1:-1])  # on Windows, JSON doubles its backslashes
-        named = rf"{jobs}[\\/]+{_ID.pattern}[\\/]+(?:{INPUTS}[\\/]+)?"
-        return json.loads(re.sub(named, "", json.dumps(value)))
+        folder = rf"{jobs}[\\/]+{_ID.pattern}[\\/]+(?:{INPUTS}[\\/]+)?"
+        stored = "|".join(map(re.escape, names)) or "(?!)"
+
+        def named(found: re.Match[str]) -> str:
+            # Without a folder before and a suffix, it is a word such as "video".
+            is_file = found[2] and (found[1] or "." in found[2])
+            return json.dumps(names[found[2]])[1:-1] if is_file else (found[2] or "")
+
+        pattern = rf"({folder})?(?<![\w.-])({stored})(?![\w-]|\.\w)|{folder}"
+        return json.loads(re.sub(pattern, named, json.dumps(value)))
 
     def _on_event(self, event: Event) -> None:
         """Stores and counts what happens; called by the threads of workers, which wait while the disk is full."""
@@ -344,7 +358,9 @@ class Service:
                 _log_step(task_id, "done", seconds=round(report["wall_s"], 1), frames=report["frames"])
                 self.totals["done"] += 1
             case Failed(task_id, _, message, usage, again):
-                _log_step(task_id, "lost, runs again" if again else "failed", reason=self._hide(message))
+                row = self._store.row(task_id)  # None where it was deleted
+                reason = self._as_sent(message, {} if row is None else row.task.client_names())
+                _log_step(task_id, "lost, runs again" if again else "failed", reason=reason)
                 self.totals["worker" if again else "input" if usage else "run"] += 1
                 self.totals["failed"] += not again
             case CanceledEvent(task_id):

@@ -143,7 +143,8 @@ class LipSync:
         Args:
             audio: None where `options.speaker` names the recordings.
             helpers: what takes the place of the built-in detector, enhancer or noise.
-            on_progress: called when a stage begins, and after every written frame.
+            on_progress: called in this thread when a stage begins, after every written frame, and once more a few times
+                a second while none is written.
 
         Raises:
             InputError: a file or option cannot be used; before networks are opened. NoFaceError: no face in the whole

@@ -60,21 +60,22 @@ def sync_clip(run: RunContext) -> SyncReport:
         paster = Paster(run.detector, paste=options.paste)
         composer = Composer(paster, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
-        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch)))
+        composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch, run.ask)))
         faces = write_frames(run, writer, composed, playback, stages.leave, pace)
     run.announce(writer.notices)
     return report_of(run, float(writer.end_s), faces, pace, quality)
 
 
 def quality_of(run: RunContext) -> Quality:
-    """What measures the painted faces: also SyncNet for each speaker, if it is to."""
+    """What measures the painted faces: also SyncNet for each person, if it is to."""
     given, inputs, shows = run.options.syncnet, run.inputs, run.inputs.page is not None
     manifest, strict = run.bundle.manifest, inputs.options.strict
     mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
-    recordings = inputs.sound.recordings
+    recordings, people = inputs.sound.recordings, inputs.sound.faces
     network = open_syncnet(given) if given or shows else None
     meters = [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
-    return Quality([piece.at_s for piece in recordings], pictures=shows, mismatch=mismatch, syncnet=meters)
+    starts_s = [piece.at_s for piece in recordings]
+    return Quality(starts_s, people=people, pictures=shows, mismatch=mismatch, syncnet=meters)
 
 
 def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, quality: Quality) -> SyncReport:
@@ -100,6 +101,7 @@ def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, 
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
         untouched=tuple(faces.untouched),
         quality=quality.result(float(pace.from_s)),
+        picture_delay_s=float(run.inputs.sound.picture_delay_s),
     )
     if run.inputs.page is not None:
         write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)

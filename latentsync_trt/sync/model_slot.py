@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -21,13 +22,15 @@ from latentsync_trt.runtime.stages import POLL_S, results
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.speech import speech_in
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import ProgressCallback
+from latentsync_trt.types import Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
     from latentsync_trt.face.detector import MediaPipeDetector
 
 CLOSE = "close"
+
+_ASK_S = 0.5
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:
@@ -196,9 +199,23 @@ class RunContext:
     ) -> None:
         self.model, self.inputs, self.resolution_px = model, inputs, resolution_px
         self.bundle, self.selection, self.options = slot.bundle, slot.selection, slot.options
-        self.detector, self.on_progress = slot.detector(), on_progress or (lambda _: None)
-        self.speech_in: Callable[[Path], Speech] = cache(speech_in)
+        self.detector = slot.detector()
+        self.speech_in: Callable[[Path], Speech] = cache(partial(speech_in, ask=self.ask))
         self.notices, self.clock, self.start_s = Notices(slot.on_notice), StageClock(), perf_counter()
+        self._on_progress, self._progress = on_progress or (lambda _: None), Progress("", 0, None)
+        self._thread, self._asked_s = threading.get_ident(), self.start_s
+
+    def on_progress(self, progress: Progress) -> None:
+        """Tells the caller, who raises to stop the run."""
+        self._progress = progress
+        self._asked_s = perf_counter()
+        self._on_progress(progress)
+
+    def ask(self) -> None:
+        """Repeats the newest progress, a few times a second however often this is called, so that the caller can stop a
+        run that makes none. Does nothing in other threads than that of the run."""
+        if threading.get_ident() == self._thread and perf_counter() - self._asked_s > _ASK_S:
+            self.on_progress(replace(self._progress, picture=None))
 
     def announce(self, texts: Iterable[str]) -> None:
         """Tells the user each of these notices."""

@@ -224,15 +224,19 @@ class Composer:
     clock: StageClock
 
     def stages(
-        self, jobs: Generator[FrameJob, None, None], prefetch: Callable[..., Generator[Any, None, None]] = prefetch
+        self,
+        jobs: Generator[FrameJob, None, None],
+        prefetch: Callable[..., Generator[Any, None, None]] = prefetch,
+        on_wait: Callable[[], object] = lambda: None,
     ) -> Items[Patch]:
-        """Jobs in order, with the new pixels of each face; three stages, each in threads of its own."""
+        """Jobs in order, with the new pixels of each face; three stages, each in threads of its own. `on_wait`: as for
+        `prefetch`, of the last stage."""
         threads = _THREADS if self.enhancer is None else 1
         analyze = self._each("analyze paste", self._analyzed)
         analyzed = prefetch(self._shown(jobs), analyze, name="analyze paste", threads=threads)
         paste = self._each("compose", self._pasted)
         composed = prefetch(self._finished(analyzed), paste, name="compose", threads=_THREADS)
-        return prefetch(composed, self._each("measure", self._measured), name="measure")
+        return prefetch(composed, self._each("measure", self._measured), name="measure", on_wait=on_wait)
 
     def _each(self, name: str, change: Callable[[Frame, T], R]) -> Callable[[Item[T]], Item[R]]:
         """`change` of each face of a frame, as part of a stage."""

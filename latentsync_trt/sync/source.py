@@ -1,27 +1,27 @@
 """What goes into painting: the speech, and the frames of the clip with their faces cut out."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
+from latentsync_trt.face.choice import FADE_HELD_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
-from latentsync_trt.media.pictures import kept_on_disk, most_in_flight, without_rgb
+from latentsync_trt.media.ending import notices_of_ending
+from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, most_in_flight
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
 from latentsync_trt.sync.model_slot import RunContext
-from latentsync_trt.sync.speech import OpenSpeech
+from latentsync_trt.sync.speech import OpenSpeech, asking
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Span
-from latentsync_trt.types import Progress
+from latentsync_trt.types import Float32Array, Progress
 
 # In the queues between stages that hold no frames back, and in the hands of these.
 _UNDER_WAY = 4
@@ -32,19 +32,25 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     inputs, speech = run.inputs, run.inputs.sound
     run.announce((*run.bundle.manifest.notices_at(run.resolution_px), *notices_of_rate(inputs.info, inputs.options)))
     run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
+    for path in dict.fromkeys((inputs.video, *speech.files)):
+        run.announce(notices_of_ending(path))
     run.on_progress(Progress("reading audio", 0, None))
+
+    def listen(speaker: int, blocks: Iterable[Float32Array]) -> Iterable[Float32Array]:
+        return asking(run.ask, quality.listen(speaker, blocks))
+
     with run.clock.measure("encode audio", frames=0):
         encode_mel, filters = lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle)
-        return OpenSpeech(speech, encode_mel, filters, inputs.options, quality.listen, run.speech_in)
+        return OpenSpeech(speech, encode_mel, filters, inputs.options, listen, run.speech_in)
 
 
 def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
     window_frames = streams * run.bundle.manifest.frames
-    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * (frames_per_s or MODEL_FPS))
+    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS))
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
-    return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S, on_disk=left_frames < least_frames)
+    return ClipStages(held_frames, held_frames - window_frames, FADE_HELD_S, HALF_S, on_disk=left_frames < least_frames)
 
 
 def aligned_frames(
@@ -78,12 +84,12 @@ def aligned_frames(
                 if not is_told and job.seen is not None and len(job.seen.faces) > 1:
                     is_told = True
                     run.notices.add(
-                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest is "
+                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest that moves is "
                         "lip-synced; --face takes another, latentsync-trt faces shows all"
                     )
                 if quality.mismatch is not None and job.targets:
                     quality.mismatch.meet(job.frame.picture, job.targets[0].tracked, run.detector)
-                # What finding faces has converted of pictures on disk is dropped.
-                yield replace(job, frame=without_rgb(job.frame)) if stages.on_disk else job
+                forget_on_disk(job.frame)  # what cutting out has converted
+                yield job
 
     return watched(finder.cut_out(found, inputs.sound.speaks))

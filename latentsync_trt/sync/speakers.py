@@ -1,6 +1,6 @@
 """`--face speaking`: who speaks in the source."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
@@ -19,21 +19,25 @@ from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.speech import speech_in
+from latentsync_trt.sync.speech import asking, speech_in
 
 
-def with_speakers(video: Path, tracks: Tracks, network: SyncNet | None = None) -> tuple[Tracks, str | None]:
+def with_speakers(
+    video: Path, tracks: Tracks, network: SyncNet | None = None, ask: Callable[[], object] = lambda: None
+) -> tuple[Tracks, str | None]:
     """The tracks of `analyze` with who speaks when, and what to say about it. Where the mouths of two people move about
-    alike while a voice is heard, `network` decides."""
-    voice, notice = _voice_of(video)
+    alike while a voice is heard, `network` decides. `ask`: called often meanwhile; may raise to stop."""
+    voice, notice = _voice_of(video, ask)
     mouths = [Mouth(span.person, span.rows[:, 0], span.mouth) for span in tracks.spans if span.mouth is not None]
     speaks = speakers(mouths, tracks.shots_s, voice)
     if network is not None and voice is not None:
-        speaks = _decided(video, tracks, speaks, network)
+        speaks = _decided(video, tracks, speaks, network, ask)
     return replace(tracks, speaks=speaks), notice
 
 
-def _decided(video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: SyncNet) -> tuple[Speaks, ...]:
+def _decided(
+    video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: SyncNet, ask: Callable[[], object]
+) -> tuple[Speaks, ...]:
     """`speaks`, with the rival where SyncNet has more confidence in that one; it needs two seconds of both."""
     close = [one for one in speaks if one.rival is not None]
     people = sorted({person for one in close for person in (one.person, one.rival) if person is not None})
@@ -53,7 +57,7 @@ def _decided(video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: Syn
         pixel_aspect=probe(video).sample_aspect_ratio,
     )
     decided = {}
-    with closing(finder.cut_out(finder.find(frame for frame in read_frames(video)))) as jobs:
+    with closing(finder.cut_out(finder.find(frame for frame in asking(ask, read_frames(video))))) as jobs:
         for one, part in groupby(jobs, key=lambda job: doubtful(job.frame.time_s)):
             for job in part:
                 for target in job.targets:
@@ -68,12 +72,12 @@ def _decided(video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: Syn
     return tuple(decided.get(one, one) for one in speaks)
 
 
-def _voice_of(video: Path) -> tuple[Voice | None, str | None]:
+def _voice_of(video: Path, ask: Callable[[], object]) -> tuple[Voice | None, str | None]:
     """The voices in a video's own sound, in times of its picture; None without any, and why."""
     alone = "the mouths alone decide who speaks"
     try:
-        speech, loudness = speech_in(video), Loudness()
-        for _ in loudness.passing(read_audio_blocks(video)):
+        speech, loudness = speech_in(video, ask), Loudness()
+        for _ in loudness.passing(asking(ask, read_audio_blocks(video))):
             pass
         delays = delays_of(video, video)
     except MediaError as error:

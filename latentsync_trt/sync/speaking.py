@@ -36,7 +36,7 @@ def who_speaks(run: RunContext) -> Inputs:
     inputs, tracks = run.inputs, run.inputs.tracks
     if tracks is None:
         tracks, _ = analyze(inputs.video, inputs.helpers.detector or run.detector, run.on_progress)
-        tracks, notice = with_speakers(inputs.video, tracks, open_syncnet(run.options.syncnet))
+        tracks, notice = with_speakers(inputs.video, tracks, open_syncnet(run.options.syncnet), run.ask)
         run.announce(() if notice is None else (notice,))
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs

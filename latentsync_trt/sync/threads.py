@@ -46,11 +46,13 @@ def prefetch(
     depth: int = QUEUE_DEPTH,
     name: str,
     on_stop: Callable[[], object] = lambda: None,
+    on_wait: Callable[[], object] = lambda: None,
 ) -> Generator[Any, None, None]:
     """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now on.
 
     Yields results in the order of `source`, and raises what either raised. At most `depth + 1` items are being made or
     wait. Closing this generator calls `on_stop`, as an error does, waits for those being made, and closes `source`.
+    `on_wait` is called several times a second by who waits for a result; an error of it is raised there.
     """
     room, places, taking, is_open = SimpleQueue[None](), SimpleQueue[_Place](), threading.Lock(), True
 
@@ -75,7 +77,8 @@ def prefetch(
                 maker.start()
             yield None
             while True:
-                item, error = _next_in(_next_in(places))
+                place = _next_in(places, on_wait)
+                item, error = _next_in(place, on_wait)
                 if error is not None:
                     raise error
                 if item is _END:
@@ -98,10 +101,11 @@ def prefetch(
     return items
 
 
-def _next_in(queue: SimpleQueue[T]) -> T:
+def _next_in(queue: SimpleQueue[T], on_wait: Callable[[], object]) -> T:
     while True:
         with suppress(Empty):
             return queue.get(timeout=POLL_S)
+        on_wait()
 
 
 class ClipStages:
