@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from operator import ne
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, s
     opening = Progress("reading audio", 0, None), Progress("opening networks", 0, None)
     start = *opening, Progress("painting first frames", 0, 20)
     written = (Progress("lip-sync", done, 20) for done in range(1, 21))
-    assert seen == [*start, *written, Progress("finishing", 20, 20)]
+    once = [progress for progress, _ in groupby(seen)]  # repeated while nothing is written
+    assert once == [*start, *written, Progress("finishing", 20, 20)]
     assert 0 < report.opened_s == report.startup_s < report.wall_s - report.finish_s
     before, after = decoded(face_clip), decoded(tmp_path / "out.mp4")
     assert len(after) == 20
