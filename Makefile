@@ -47,11 +47,17 @@ $(STAMPS)/run: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
+# What builds the site, without the gigabytes of the next one.
+$(STAMPS)/docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
+
 # torch is pinned in the `export` extra, which the tests need to make their bundles; the extra `check` compiles them.
 $(STAMPS)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[calibrate,check,cluster,dev,docs,export,live,serve,ui]"
-	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
+	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run $(STAMPS)/docs
 
 demo: $(STAMPS)/run
 	$(BIN)/latentsync-trt demo --output demo
@@ -71,7 +77,7 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
-docs: $(STAMPS)/dev
+docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Debian 13's Python, on x86-64.

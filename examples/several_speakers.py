@@ -39,11 +39,11 @@ def two_people() -> tuple[str, list[str]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("video", nargs="?", help="default: two people made of the built-in clip")
-    parser.add_argument("--speaker", nargs="+", default=[], metavar="N=FILE", help="number of a face and its recording")
+    parser.add_argument("--speaker", nargs="+", default=[], metavar="N=FILE", help="number of a person and a recording")
     parser.add_argument("--bundle", default="demo")
     parser.add_argument("--output", default="several_speakers.mp4")
     args = parser.parse_args()
     video, speakers = (args.video, args.speaker) if args.video else two_people()
     with LipSync.from_bundle(args.bundle) as lip_sync:
         report = lip_sync.sync(video, None, args.output, SyncOptions(preset="fast", speaker=tuple(speakers)))
-    print("\n".join(f"speaker {lips.speaker}: {lips}" for lips in report.quality.lips))
+    print("\n".join(f"person {lips.person}: {lips}" for lips in report.quality.lips))

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import warnings
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
         if "--json" in sys.argv:
             sys.stdout.write(f'{{"error": "{stopping.INTERRUPTED}"}}\n')
         else:
-            sys.stderr.write(f"error: {stopping.INTERRUPTED}\n")
+            sys.stderr.write(f"{stopping.INTERRUPTED}\n")
         sys.exit(stopping.exit_code() or stopping.INTERRUPTED_CODE)
 
 
@@ -30,6 +31,8 @@ def _run() -> None:
     except ImportError as error:
         sys.stderr.write(f"error: a package does not load ({error}); pip install --force-reinstall latentsync-trt\n")
         sys.exit(1)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # those of other libraries tell a user nothing
     command_line(prog_name="latentsync-trt")
 
 

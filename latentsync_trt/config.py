@@ -74,8 +74,8 @@ class SyncOptions:
 
     preset: PresetName = option(
         "balanced",
-        "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
-        "3rd; fast = 4, dpmpp, all; draft = 2, dpmpp, all. --steps, --solver and --cache-interval override it.",
+        "quality looks best and takes twice as long as balanced, fast half as long, and draft a third. "
+        "--steps, --solver and --cache-interval override it.",
         group=QUALITY,
     )
     resolution: int | None = _sampling_option(
@@ -109,9 +109,9 @@ class SyncOptions:
     )
     face: str = option(
         "largest",
-        "Whose mouth: largest, left, right, speaking = at each time the face that speaks in the video, index:N as "
-        "numbered by `latentsync-trt faces`, or at:X,Y in pixels. For speaking and index:N the whole video is searched "
-        "first, unless there is --faces.",
+        "Whose mouth: the largest, left or right face, speaking = at each time the person who speaks in the video, "
+        "index:N = the person of that number in `latentsync-trt faces`, or the face at:X,Y in pixels. For speaking and "
+        "index:N the whole video is searched first, unless there is --faces.",
         group=FACES,
         parse=fields.checked_face,
         expected="largest, left, right, speaking, index:N or at:X,Y",
@@ -119,21 +119,23 @@ class SyncOptions:
     )
     speaker: tuple[fields.Speaker, ...] = option(
         (),
-        "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav. Repeat "
-        "it for each. With --audio and --turns: the name of its speaker there, as in 0=ann.",
+        "Instead of --audio, for several people: the number of a person and their recording, as in 0=a.wav. Repeat "
+        "it for each. With --audio and --turns: the name of the speaker there, as in 0=ann.",
         group=FACES,
         parse=fields.parse_speakers,
-        expected="the number of a face and a file, as in 0=a.wav",
+        expected="the number of a person and a file, as in 0=a.wav",
         metavar="N=FILE",
     )
     turns: str | Path | None = option(
         None,
-        "RTTM file, as diarization tools write it: who speaks when in --audio. Each face is painted in its turns and "
-        "stays as it is at other times.",
+        "RTTM file, as diarization tools write it: who speaks when in --audio. Each person is painted in their turns "
+        "and stays as they are at other times.",
         group=FACES,
     )
     faces: str | Path | None = option(
-        None, "Tracks of faces saved by `latentsync-trt faces`, perhaps edited, instead of searching.", group=FACES
+        None,
+        "Tracks of people, saved by `latentsync-trt faces`, perhaps edited, instead of searching.",
+        group=FACES,
     )
     paste: Paste = option(
         "face",

@@ -4,6 +4,9 @@
     <parent>/.latentsync-<output>/                       finished parts of a long run, which can be gone on with
 
 The next process removes temporary folders of processes of this machine that were killed.
+
+An output that is a symbolic link is written where the link leads, and what is replaced passes its permissions on, as
+for a program that writes into a file. On Windows, new files have the permissions of their folder.
 """
 
 import errno
@@ -13,12 +16,14 @@ import platform
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from stat import S_IFMT, S_IMODE, S_IRWXG
 
 from filelock import FileLock, Timeout
 
@@ -82,8 +87,20 @@ def remove_all() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def end_of_links(path: Path) -> Path:
+    """Where a file or folder that is written as `path` lies: `path`, or where that leads as a symbolic link, which need
+    not exist. Raises `OutputError` for a link that leads back to itself."""
+    if not path.is_symlink():
+        return path
+    end = Path(os.path.realpath(path))
+    if end.is_symlink():
+        raise OutputError(f"{path}: is a link that leads back to itself; remove it, or choose another name", usage=True)
+    return end
+
+
 def work_folder_of(output: Path) -> Path:
     """The `work_folder` beside `output`, always the same."""
+    output = end_of_links(output)
     name = output.name
     if len(os.fsencode(name)) > _LONGEST_NAME_BYTES:
         name = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16] + output.suffix
@@ -126,19 +143,43 @@ def work_folder(output: Path) -> Iterator[Path]:
 def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.
     `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written."""
-    with temporary_folder(path.parent) as folder:
+    with temporary_folder(end_of_links(path).parent) as folder:
         part = folder / path.name
         yield part
-        (put_in_place if keep else Path.replace)(part, path)
+        (put_in_place if keep else _replace)(part, path)
 
 
 def put_in_place(finished: Path, target: Path) -> None:
     """Renames a file to `target`, in place of what is there; else to a free name beside it, which the `OSError` says.
     Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced."""
     try:
-        finished.replace(target)
+        _replace(finished, target)
     except OSError as error:
-        raise _kept_beside(finished, target, error) from error
+        raise _kept_beside(finished, end_of_links(target), error) from error
+
+
+def _replace(finished: Path, target: Path) -> None:
+    end = end_of_links(target)
+    _keep_permissions(end, finished)
+    finished.replace(end)
+
+
+def _keep_permissions(replaced: Path, new: Path) -> None:
+    """Gives `new` the permissions of what it will replace, if there is such a file or folder, and its group and owner
+    where the system allows that."""
+    if sys.platform == "win32" or not replaced.exists():
+        return
+    status = replaced.stat()
+    if S_IFMT(status.st_mode) != S_IFMT(new.stat().st_mode):
+        return
+    mode = S_IMODE(status.st_mode)
+    try:
+        os.chown(new, -1, status.st_gid)
+    except PermissionError:
+        mode &= ~S_IRWXG  # which another group would have
+    with suppress(PermissionError):
+        os.chown(new, status.st_uid, -1)
+    new.chmod(mode)
 
 
 def _kept_beside(finished: Path, target: Path, error: OSError) -> OSError:
@@ -157,15 +198,17 @@ def published_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder that becomes `target`, in place of what is there, when the block ends without an error.
     Raises `OutputError` where a file cannot be written, in the block or at its end."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(target.parent) as temporary:
+        end = end_of_links(target)
+        end.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(end.parent) as temporary:
             staged = temporary / "staged"
             staged.mkdir()
             yield staged
             try:
-                publish(staged, target, temporary / "replaced")
+                _keep_permissions(end, staged)
+                publish(staged, end, temporary / "replaced")
             except OSError as error:
-                raise _kept_beside(staged, target, error) from error
+                raise _kept_beside(staged, end, error) from error
     except LatentSyncError:
         raise
     except OSError as error:

@@ -11,7 +11,7 @@ TOO_SHORT = "less than 2 s of a face with speech"
 
 @dataclass(frozen=True, slots=True)
 class LipMeasure:
-    """How the painted lips of one `speaker` follow the recording.
+    """How the painted lips of one `person` follow the recording; None = the one that `--face` chose.
 
     `frames`: 25ths of a second in which lips were measured. `agreement`: correlation in [0, 1] of their opening with
     what explains it best of the voice; `distinct`: by how many standard deviations it exceeds the same sound at wrong
@@ -19,7 +19,7 @@ class LipMeasure:
     `shut_in_silence`: share of the silence in which the lips touch; None without silence.
     """
 
-    speaker: int
+    person: int | None
     frames: int
     verdict: Verdict
     agreement: float | None = None
@@ -70,7 +70,7 @@ class Measures:
     """What was measured in the painted faces while a clip ran; None where nothing was to measure.
 
     `from_s`: where a resumed run went on, and measures. `color`, `sharpness`: of the first painted faces, see
-    `measure.pictures.fit_of`; `alarm`: why they do not look like the source's, or empty. `syncnet`: of each speaker.
+    `measure.pictures.fit_of`; `alarm`: why they do not look like the source's, or empty. `syncnet`: of each person.
     """
 
     lips: tuple[LipMeasure, ...]
@@ -84,7 +84,7 @@ class Measures:
     def rows(self) -> list[tuple[str, str]]:
         """All but the alarm in words, as name and value."""
         several = len(self.lips) > 1
-        rows = [(f"lips of speaker {each.speaker}" if several else "lips", each.with_figures) for each in self.lips]
+        rows = [(f"lips of person {each.person}" if several else "lips", each.with_figures) for each in self.lips]
         rows += [("SyncNet", str(found or TOO_SHORT)) for found in self.syncnet]
         if self.color is not None and self.sharpness is not None:
             figures = f"color {self.color:.1f} off (Lab), sharpness {self.sharpness:.0%} of the source's"
@@ -94,6 +94,6 @@ class Measures:
     def __str__(self) -> str:
         """The verdict, without figures; empty where nothing was painted."""
         several = len(self.lips) > 1
-        lips = "; ".join(f"speaker {each.speaker}: {each}" if several else str(each) for each in self.lips)
+        lips = "; ".join(f"person {each.person}: {each}" if several else str(each) for each in self.lips)
         verdict = f"alarm: {self.alarm}" if self.alarm else lips
         return f"{verdict} (measured from {self.from_s:.2f} s on, as resumed)" if verdict and self.from_s else verdict

@@ -40,6 +40,10 @@ RESOLUTION_STEP_PX = 64
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
 MOST_DEVICE = 63
 
+# Of msgspec's messages.
+_BYTE, _TRUNCATED = re.compile(r"\(byte (\d+)\)"), "Input data was truncated"
+_LINE_END = b"\n"
+
 # At the first use of a type, msgspec 0.22 collects what it knows of it; another thread that uses the type then crashes.
 _one_thread = threading.RLock()  # again where a dataclass checks its own fields by `from_values`
 
@@ -196,14 +200,26 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
 
 def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
     """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not have are ignored.
-    Raises `error` for other text: its message begins with `source`, and ends as in "- at `$.graphs[0].file`"."""
+    Raises `error` for other text: its message begins with `source`, and says where, as in "(line 3, column 7)" or
+    "- at `$.graphs[0].file`"."""
     import msgspec
 
     try:
         with _one_thread:
             return msgspec.json.decode(data, type=cls)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-        raise error(f"{source}: {problem}") from problem
+        raise error(f"{source}: {_with_line(str(problem), data)}") from problem
+
+
+def _with_line(problem: str, data: bytes | str) -> str:
+    """A message of msgspec about JSON text with a line and a column in place of the number of a byte."""
+    content = data.encode(errors="replace") if isinstance(data, str) else data
+    number = _BYTE.search(problem)
+    if number is None:
+        return f"{problem}, at line {content.count(_LINE_END) + 1}" if problem == _TRUNCATED else problem
+    before = content[: int(number[1])]
+    column = len(before.rpartition(_LINE_END)[2].decode(errors="replace")) + 1
+    return problem.replace(number[0], f"(line {before.count(_LINE_END) + 1}, column {column})")
 
 
 def from_values(
@@ -221,7 +237,7 @@ def from_values(
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The number of a face, and its recording or, with RTTM turns, the name of its speaker there."""
+    """The number of a person, and the recording or, with RTTM turns, the name of their speaker there."""
 
     face: int
     voice: str

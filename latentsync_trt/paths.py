@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 from latentsync_trt.errors import InputError, OutputError, did_you_mean
+from latentsync_trt.files import end_of_links
 
 # Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -133,10 +134,17 @@ def check_folder_to_write(folder: Path, what: str = "") -> None:
 
 
 def check_file_to_write(path: Path, what: str = "") -> None:
-    """Raises `InputError` if `path` is a folder, or its folder cannot be written or made."""
+    """Raises `InputError` if `path` is a folder, its folder cannot be written or made, or it is a link to nowhere."""
+    prefix = f"{what} ".lstrip()
     if exists(path) and path.is_dir():
-        raise InputError(f"{what} {path}: is a folder; name a file in it".lstrip())
-    check_folder_to_write(path.parent, what)
+        raise InputError(f"{prefix}{path}: is a folder; name a file in it")
+    try:
+        end = end_of_links(path)
+    except OutputError as error:
+        raise InputError(f"{prefix}{error}") from error
+    if end != path and not exists(end.parent):  # as on a disk that is not mounted
+        raise InputError(f"{prefix}{path}: links to {end}, whose folder does not exist; make it, or remove the link")
+    check_folder_to_write(end.parent, what)
 
 
 def check_free(path: Path, *, overwrite: bool) -> None:

@@ -1,11 +1,16 @@
 """Ends a command on Ctrl-C, SIGTERM and SIGHUP. The first signal raises KeyboardInterrupt in the main thread, so that
-`finally` blocks run; the second one ends the process at once. Only commands install this, before any other import."""
+`finally` blocks run; the second one ends the process at once. Only commands install this, before any other import.
+
+What would be lost if it were interrupted, such as what an encoder returns, runs in a block of `delayed`.
+"""
 
 import _thread
 import os
 import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -19,6 +24,9 @@ bars = list[Any]()
 """Of rich, shown or ended: interrupted while it draws one, it would leave it there, and the cursor hidden."""
 
 _code = 0
+_delays = False
+_waits = False
+"""Whether a signal waits for the end of a block of `delayed`."""
 
 
 def install() -> None:
@@ -34,8 +42,27 @@ def exit_code() -> int:
     return _code
 
 
+@contextmanager
+def delayed() -> Iterator[None]:
+    """A first signal within the block raises KeyboardInterrupt at its end. Without effect in other threads than the
+    main one, and before `install`."""
+    global _delays, _waits
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _delays = True
+    try:
+        yield
+    finally:
+        _delays = False
+        waits = _waits
+        _waits = False
+    if waits:
+        raise KeyboardInterrupt
+
+
 def _interrupt(number: int, _: FrameType | None) -> None:
-    global _code
+    global _code, _waits
     children = sys.modules.get("latentsync_trt.child")
     if _code:
         if children is not None:
@@ -50,7 +77,10 @@ def _interrupt(number: int, _: FrameType | None) -> None:
             os.write(2, "stopping…\n".encode())
     if children is not None:
         children.ask_all_to_end()
-    raise KeyboardInterrupt
+    if _delays:
+        _waits = True
+    else:
+        raise KeyboardInterrupt
 
 
 def _end_bars(ended: _thread.LockType) -> None:

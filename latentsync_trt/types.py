@@ -54,8 +54,11 @@ class VideoInfo:
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
     time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
-    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture.
-    `time_base`: seconds of which all its times are multiples.
+    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture, as are `views`, which say
+    that it is not a plain picture: "360°" or "3D".
+    `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a chroma sample
+    lies to the right of and below the first pixel that it covers, in half pixels; None where the file
+    does not say. `top_field_first`: of interlaced pictures, whether the top field is the earlier one.
     """
 
     width_px: int
@@ -70,6 +73,9 @@ class VideoInfo:
     time_base: Fraction | None = None
     hdr: HdrMetadata = HdrMetadata()
     captions: bool = False
+    chroma_place: tuple[int, int] | None = None
+    top_field_first: bool | None = None
+    views: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +124,8 @@ class Frame:
     first one is at 0; it goes back where the source is played again or backwards.
 
     Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's
-    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output.
+    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output. `damaged`:
+    a part of the picture is missing or wrong in the source's file.
     """
 
     index: int
@@ -127,6 +134,7 @@ class Frame:
     source_s: Fraction
     picture: Picture
     planes: YuvPlanes | None
+    damaged: bool = False
 
     @property
     def rgb(self) -> UInt8Array:
@@ -297,6 +305,8 @@ class SyncReport:
     `opened_s` where hardly any follow; `finish_s` is its last part, after the last frame was written.
     `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time; from `opened_s` on where fewer
     frames follow the first windows than these have. `stages`: seconds that each stage was busy; they overlap.
+    `picture_delay_s`: time of the output at which the source's first picture is shown; negative where the output
+    begins later in the source, as a preview does.
     """
 
     output: str
@@ -316,6 +326,7 @@ class SyncReport:
     quality: Measures | None = None
     opened_s: float = 0.0
     finish_s: float = 0.0
+    picture_delay_s: float = 0.0
 
     @property
     def painting_s(self) -> float:

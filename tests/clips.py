@@ -11,6 +11,7 @@ from typing import Any
 import av
 import cv2
 import numpy as np
+from av.stream import Disposition
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.face.people import FaceStats
@@ -84,11 +85,14 @@ def write_video(
     return path
 
 
-def copied(target: Path, *sources: Path, options: dict[str, str] | None = None) -> Path:
-    """The first stream of each source in one file, packets as they are; `options`: the container's."""
+def copied(target: Path, *sources: Path, options: dict[str, str] | None = None, default: int | None = None) -> Path:
+    """The first stream of each source in one file, packets as they are. `options`: the container's; `default`: the only
+    stream that is marked as default."""
     with ExitStack() as opened, av.open(str(target), "w", options=options or {}) as container:
         files = [opened.enter_context(av.open(str(source))) for source in sources]
         streams = [container.add_stream_from_template(file.streams[0], opaque=True) for file in files]  # type: ignore[type-var]
+        for stream in streams if default is not None else ():
+            stream.disposition = Disposition.default if stream.index == default else Disposition(0)
         for file, stream in zip(files, streams, strict=True):
             for packet in file.demux():
                 if packet.size:

@@ -36,6 +36,8 @@ class PretendedWorker:
         self.run_error: TaskError | None = None
         self.deaf, self.quality = False, None
         """Whether it goes on when it is canceled, and the measures that its reports have."""
+        self.played: dict[str, float] = {}
+        """What its reports say of the times of the result."""
         self._closed = False
 
     def start(self) -> None:
@@ -58,6 +60,7 @@ class PretendedWorker:
         if task.options.report is not None:
             Path(task.options.report).write_text("<p>page</p>")
         times = {"wall_s": 3.0, "opened_s": 1.0, "frames_per_s": 10.0}
+        times |= self.played
         return {"output": task.output, "frames": FRAMES, "windows": 2, "quality": self.quality, **times}
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, CHOICE_NAME, find_bundle
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
+from latentsync_trt.cli.model import note_on_default
 from latentsync_trt.errors import BundleError
 from tests.bundles import make_bundle
 from tests.clips import write_clip
@@ -41,7 +42,7 @@ def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, tmp_path
     for words in commands:
         code, out, err = run(*words)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "`latentsync-trt setup`" in err
+        assert "`latentsync-trt setup" in err
     for name in ("one", "two"):
         make_bundle(checkpoints / name)
     for words in commands:
@@ -69,6 +70,15 @@ def test_the_choice_is_remembered(two: Path) -> None:
     assert sorted(path.name for path in two.iterdir()) == ["1.6-512-fp16", "1.6-512-int8", CHOICE_NAME]
     verdict = json.loads(run("doctor", "--json")[1])["verdict"]
     assert "1.6-512-int8" in verdict["text"]
+
+
+def test_a_new_bundle_says_how_to_run_it(two: Path, tmp_path: Path) -> None:
+    elsewhere, new = make_bundle(tmp_path / "1.6-512-fp16").folder, two / "1.6-512-int8"
+    assert run("setup", "--use", "1.6-512-fp16")[0] == 0
+    assert f"--bundle {elsewhere}" in note_on_default(elsewhere)
+    assert "setup --use 1.6-512-int8" in note_on_default(new)
+    assert run("setup", "--use", "1.6-512-int8")[0] == 0
+    assert note_on_default(new) == ""
 
 
 def test_a_choice_that_is_gone_is_an_error(two: Path) -> None:

@@ -32,7 +32,7 @@ def listed(*words: str) -> set[str]:
 
 def test_help_is_short_and_help_all_has_all_but_what_is_for_diagnosis() -> None:
     short, full = listed("--help"), listed("--help-all")
-    assert {"--video", "--audio", "--output", "--preview", "--help-all"} < short < full
+    assert {"--video", "--audio", "--output", "--preview", "--resume", "--codec", "--help-all"} < short < full
     assert len(short) < 20
     every = {param.opts[0] for param in sync_command.params if isinstance(param, click.Option)}
     diagnosis = {"--audio-segments", "--cuda-graph", "--engine-cache", "--graph-variant", "--provider-option"}

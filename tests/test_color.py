@@ -7,11 +7,13 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags
 from tests.clips import HEVC, numbered, rewritten, write_video
+from tests.pictures import decoded_planes
 
 TAGGED = ColorTags(9, 14, 9, full_range=False)
 """BT.2020 of limited range."""
@@ -63,6 +65,82 @@ def test_gray_is_read_in_the_range_of_its_tag(tmp_path: Path, pixel_format: str,
     assert frame.rgb[10, 90].tolist() == [255] * 3
 
 
+@pytest.mark.parametrize("name", ["1.jpg", "1.tif", "1.jp2", "1.pgm", "1.tga", "1.pbm", "1.avi"])
+def test_gray_without_a_tag_has_full_range(tmp_path: Path, name: str) -> None:
+    """Pictures of common forms, and raw video."""
+    levels, source = np.full((64, 96), 128, np.uint8), tmp_path / name
+    levels[:16] = 0
+    levels[48:] = 255
+    if name == "1.avi":
+        gray = av.VideoFrame.from_ndarray(levels, format="gray")
+        write_video(source, [gray] * 2, codec="rawvideo", pixel_format="gray")
+    else:
+        Image.fromarray(levels).convert("1" if name == "1.pbm" else "L", dither=None).save(source)
+    frame = next(read_frames(source))
+    assert frame.rgb[[4, 60], 50, 1].tolist() == [0, 255]
+    assert name == "1.pbm" or frame.rgb[32, 50, 1] == 128
+    assert probe(source).color.full_range
+
+
+@pytest.mark.parametrize("name", ["1.jp2", "1.tif"])
+def test_pictures_in_ycbcr_are_those_of_jpeg(tmp_path: Path, name: str) -> None:
+    """Whose matrix does not depend on their size."""
+    levels = np.full((720, 720, 3), (200, 20, 60), np.uint8)
+    Image.fromarray(levels).convert("YCbCr").save(tmp_path / name)
+    (frame,) = read_frames(tmp_path / name)
+    assert np.abs(frame.rgb[10, 10].astype(int) - levels[0, 0]).max() <= 2
+
+
+LEFT, CENTER, TOP_LEFT, TOP = (0, 1), (1, 1), (0, 0), (1, 0)
+"""How far a chroma sample lies to the right of and below the first pixel that it covers, in half pixels."""
+
+DEEP = {"codec": "libx265", "pixel_format": "yuv420p10le"}
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "output", "codec", "kept"),
+    [
+        (DEEP, "topleft", "out.mp4", "hevc", TOP_LEFT),  # as HDR10 has it
+        (DEEP, "topleft", "out.mp4", "av1", TOP_LEFT),
+        ({}, "center", "out.mov", "h264", CENTER),
+        ({}, "center", "out.mkv", "av1", CENTER),
+        ({}, "center", "out.mp4", "av1", None),
+        ({}, "center", "out.mkv", "ffv1", CENTER),
+        ({"rotation": (270, False, False)}, "left", "out.mkv", "ffv1", TOP),
+        ({"rotation": (0, True, False)}, "left", "out.mkv", "ffv1", None),
+    ],
+)
+def test_the_place_of_chroma_samples_is_kept_or_its_loss_told(
+    tmp_path: Path, form: dict[str, Any], place: str, output: str, codec: str, kept: tuple[int, int] | None
+) -> None:
+    options = {**(HEVC if form == DEEP else {}), "chroma_sample_location": place}
+    source = write_video(tmp_path / "in.mov", numbered(2), options=options, **form)
+    writer = rewritten(source, tmp_path / output, codec=codec)
+    assert probe(tmp_path / output).chroma_place == kept
+    assert any("place of chroma" in notice for notice in writer.notices) == (kept is None)
+
+
+def test_chroma_moves_with_its_place(tmp_path: Path) -> None:
+    """From 4:2:0 whose samples lie at the top left to 4:2:2; from RGB to 4:2:0 with them at the left."""
+    ramp = np.linspace(60, 188, 64, dtype=np.uint8)
+    frame = av.VideoFrame(64, 64, "yuv420p")
+    for plane, levels in zip(frame.planes, (ramp, ramp[::2], ramp[::2]), strict=True):
+        plane.update(np.repeat(levels, plane.line_size).tobytes())
+    source = write_video(tmp_path / "in.mkv", [frame], codec="ffv1", options={"chroma_sample_location": "topleft"})
+    rewritten(source, tmp_path / "out.mov", codec="prores")
+    ((_, (_, blue, _)),) = decoded_planes(tmp_path / "out.mov")
+    assert abs((blue[4:60, 16] / 4 - ramp[4:60]).mean()) < 0.3  # elsewhere: 1
+
+    colors = np.full((64, 64, 3), 100, np.uint8)
+    colors[..., 2] = ramp
+    Image.fromarray(colors).save(tmp_path / "in.png")
+    rewritten(tmp_path / "in.png", tmp_path / "out.mkv", crf=0)
+    ((_, (_, blue, _)),) = decoded_planes(tmp_path / "out.mkv")
+    expected = 128 + (ramp[::2].astype(float) - 100) * 112 / 255
+    assert abs((blue[16] - expected)[4:28].mean()) < 0.15  # elsewhere: 0.45
+    assert probe(tmp_path / "out.mkv").chroma_place == LEFT
+
+
 def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) -> None:
     """Joined recordings, as TV stations send them."""
     levels = np.full((64, 96, 3), (200, 100, 50), np.uint8)
@@ -102,6 +180,15 @@ def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_fo
     source = write_video(tmp_path / name, [HALF_TRANSPARENT] * 2, codec=codec, pixel_format=pixel_format)
     with pytest.raises(MediaError, match=rf"{name}: is transparent"):
         probe(source)
+
+
+def test_a_recording_that_is_only_marked_as_transparent_is_read(tmp_path: Path) -> None:
+    """As Chromium marks all."""
+    marks = {"alpha_mode": "1"}
+    clip = write_video(tmp_path / "clip.webm", numbered(2), codec="libvpx", options={}, metadata=marks)
+    with av.open(str(clip)) as opened:
+        assert opened.streams.video[0].metadata["alpha_mode"] == "1"
+    assert probe(clip).width_px == 96
 
 
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, ("clip.mkv", "ffv1", "bgr0")])

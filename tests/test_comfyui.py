@@ -15,6 +15,7 @@ import torch
 from scipy.io import wavfile
 
 from latentsync_trt import LatentSyncError, RuntimeOptions, SyncOptions
+from latentsync_trt.errors import InputError
 from latentsync_trt.media.reader import read_frames
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,40 @@ def test_sound_stays_as_it_is(clips: ModuleType, tmp_path: Path) -> None:
     rate_hz, samples = wavfile.read(clips.write_sound(tmp_path / "a.wav", {"waveform": waveform, "sample_rate": 44100}))
     assert rate_hz == 44100
     assert np.array_equal(samples.T, waveform[0].numpy())
+
+
+@pytest.mark.parametrize("how", [{"dtype": torch.bfloat16}, {"dtype": torch.float64}, {"requires_grad": True}])
+def test_tensors_of_any_precision_and_with_gradients_are_taken(
+    clips: ModuleType, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    images, waveform = torch.full((2, 7, 5, 3), 0.5, **how), torch.full((1, 6, 99), 0.5, **how)
+    assert (clips.read_images(clips.write_images(tmp_path / "a.mkv", images, "25"), 2) == 128 / 255).all()
+    rate_hz, samples = wavfile.read(
+        clips.write_sound(tmp_path / "a.wav", {"waveform": waveform, "sample_rate": "48000.0"})
+    )
+    assert (rate_hz, samples.shape, samples.min(), samples.max()) == (48_000, (99, 6), 0.5, 0.5)
+
+
+def test_what_is_no_sound_is_refused_with_a_sentence(clips: ModuleType, tmp_path: Path) -> None:
+    waveforms = (None, np.zeros((1, 1, 9)), *map(torch.zeros, ((1, 1, 0), (2, 1, 9), (1, 9))))
+    wrong = [*waveforms, torch.zeros((1, 1, 9), dtype=torch.int16), torch.full((1, 1, 9), torch.nan)]
+    audios = [None, {}, *({"waveform": each, "sample_rate": 16_000} for each in wrong)]
+    audios += [{"waveform": torch.zeros((1, 1, 9)), "sample_rate": rate_hz} for rate_hz in (None, 0, "x", 22050.5)]
+    for audio in audios:
+        with pytest.raises(InputError, match=r"^audio: "):
+            clips.write_sound(tmp_path / "a.wav", audio)
+
+
+def test_what_is_no_picture_is_refused_with_a_sentence(clips: ModuleType, tmp_path: Path) -> None:
+    shapes = (0, 8, 8, 3), (8, 8, 3), (1, 8, 8, 4), (1, 8, 8)
+    bytes_, nan = torch.zeros((1, 8, 8, 3), dtype=torch.uint8), torch.full((1, 8, 8, 3), torch.nan)
+    for images in (None, bytes_, nan, *map(torch.zeros, shapes)):
+        with pytest.raises(InputError, match=r"^images: "):
+            clips.write_images(tmp_path / "a.mkv", images, 25.0)
+    for fps in (None, 0, -25, "x", float("nan")):
+        with pytest.raises(InputError, match=r"^fps "):
+            clips.write_images(tmp_path / "a.mkv", torch.zeros((1, 8, 8, 3)), fps)
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_override_widgets(clips: ModuleType) -> None:

@@ -25,7 +25,10 @@ OUTSIDE = set[int](), None
 @pytest.mark.parametrize(
     ("shown", "quarters"),
     [
-        pytest.param([*[ONE] * 6, NO_FACE, *[ONE] * 6], ["4443210123444"], id="around a gap, not at the clip's ends"),
+        pytest.param(
+            [*[ONE] * 6, *[NO_FACE] * 4, *[ONE] * 6], ["4443210000123444"], id="around a gap, not at the ends"
+        ),
+        pytest.param([*[ONE] * 2, NO_FACE, ONE, *[NO_FACE] * 3, ONE], ["44040004"], id="not around a flash"),
         pytest.param([OUTSIDE, *[ONE] * 7, OUTSIDE], ["012343210"], id="where no shot is known"),
         pytest.param([NO_FACE, *[({0}, 1)] * 5, (set(), 2)], ["0444440"], id="not at a cut"),
         pytest.param([*[ONE] * 2, *[BOTH] * 6, *[OTHER] * 2], ["4444432100", "0012344444"], id="each for itself"),

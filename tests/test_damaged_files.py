@@ -51,6 +51,19 @@ def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
     assert len(list(read_frames(clip))) == 3
 
 
+@pytest.mark.parametrize("suffix", [".mkv", ".ts"])
+def test_damaged_pictures_are_marked(tmp_path: Path, suffix: str) -> None:
+    """Of which bytes are wrong, or a part is missing."""
+    noise = np.random.default_rng(4).integers(0, 256, (20, 64, 96, 3), np.uint8)
+    clip = write_video(tmp_path / f"clip{suffix}", noise, options={"preset": "ultrafast", "bf": "0"})
+    assert not any(frame.damaged for frame in read_frames(clip))
+    content = clip.read_bytes()
+    at = len(content) // 2 // 188 * 188
+    clip.write_bytes(content[:at] + (bytes(188) if suffix == ".mkv" else b"") + content[at + 188 :])
+    damaged = [frame.index for frame in read_frames(clip) if frame.damaged]
+    assert damaged and 8 <= min(damaged) <= max(damaged) <= 11
+
+
 @pytest.mark.parametrize(("end_s", "pictures"), [(1, 25), (Fraction(1, 100), 1), (None, 3600 * 25)])
 def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fraction | None, pictures: int) -> None:
     clock = Clock(Path(), stated_end_s=None if end_s is None else Fraction(end_s))

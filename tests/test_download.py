@@ -105,6 +105,17 @@ def test_a_refusal_and_an_unreachable_hub_are_explained(checkpoints: Path, serve
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "ftp://127.0.0.1:9"), ("https_proxy", "gopher://127.0.0.1:9"), ("SSL_CERT_FILE", "gone.pem")],
+)
+def test_a_wrong_variable_is_named(server: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    assert failure("1.6").startswith(f"error: ${name}: ")
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
     ("model", "unet", "resolution", "refused"),
     [
         ("1.6", "1.5", None, True),

@@ -16,6 +16,7 @@ from av.video.format import VideoFormat
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import CONTAINERS, check_encoder, choose_encoder, problem_of
+from latentsync_trt.media.decoding import filtered
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
@@ -78,6 +79,29 @@ def test_depth_and_sampling_are_kept_or_the_loss_is_told(
 def test_only_whole_chroma_samples_are_padded(pixel_format: str, codec: Any, grows: int) -> None:
     encoder = choose_encoder(SyncOptions(codec=codec), of_format(pixel_format, width_px=321, height_px=241))
     assert (encoder.width_px, encoder.height_px, len(encoder.notices)) == (321 + grows, 241 + grows, grows)
+
+
+@pytest.mark.parametrize("top_first", [True, False])
+@pytest.mark.parametrize(
+    ("codec", "name"), [("h264", "out.mp4"), ("prores", "out.mov"), ("ffv1", "out.mkv"), ("hevc", "out.mp4")]
+)
+def test_interlaced_pictures_stay_tagged_with_their_first_field(
+    tmp_path: Path, codec: Any, name: str, top_first: bool
+) -> None:
+    tags = ("setparams", f"field_mode={'tff' if top_first else 'bff'}")
+    plain = (av.VideoFrame.from_ndarray(rgb).reformat(format="yuv420p") for rgb in numbered(2))
+    frames = (filtered([frame], tags) for frame in plain)
+    source = write_video(tmp_path / "in.mkv", frames, codec="ffv1")
+    writer = rewritten(source, tmp_path / name, codec=codec)
+    info = probe(tmp_path / name)
+    assert (info.interlaced, info.top_field_first) == (True, top_first)
+    assert len(writer.notices) == 1  # that its fields are painted as one picture
+
+
+def test_interlacing_that_is_not_stored_is_told() -> None:
+    interlaced = replace(SDR, interlaced=True, top_field_first=True)
+    notices = choose_encoder(SyncOptions(encoder="nvenc"), interlaced).notices
+    assert any("h264_nvenc does not store" in notice for notice in notices)
 
 
 @pytest.mark.parametrize(

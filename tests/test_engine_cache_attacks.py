@@ -130,6 +130,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_cache_in_the_working_directory_is_used_and_told(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert cache_folder(used=False) == Path("engine_cache")
+    assert caplog.messages == []
     assert cache_folder() == Path("engine_cache")
     assert caplog.messages == [f"engine cache: {here}, in the working directory"]
     here.rmdir()

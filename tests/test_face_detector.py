@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import skimage.data
 
-from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import SIDE_PX, Region, face_of, usable
 from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import Face, UInt8Array
-from tests.clips import write_sound, write_video
+from tests.clips import write_video
 from tests.people import first_person
 
 MEDIAN_PART_OF_BROWS = 0.03
@@ -105,13 +105,14 @@ def test_points_agree_with_the_recorded_ones(
 # Faces on their side or upside down, as in videos with a wrong rotation tag, are no faces, and the run says so.
 
 
-def test_a_video_upside_down_is_an_error_with_its_cure(lip_sync: LipSync, tmp_path: Path) -> None:
-    frames = [np.ascontiguousarray(frame[::-1, ::-1]) for frame in first_person(5)]
-    clip = write_video(tmp_path / "upside_down.mp4", frames)
-    sound = write_sound(tmp_path / "speech.wav", 0.2)
-    with pytest.raises(NoFaceError, match=r"5 with one on its side or upside down.*ffmpeg -display_rotation"):
-        lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=1))
-    assert not (tmp_path / "out.mp4").exists()
+@pytest.mark.parametrize(("quarters", "filters"), [(1, "transpose=1"), (2, "hflip,vflip"), (3, "transpose=2")])
+def test_a_turned_video_is_an_error_with_its_cure(
+    detector: MediaPipeDetector, tmp_path: Path, quarters: int, filters: str
+) -> None:
+    frames = [np.ascontiguousarray(np.rot90(frame, quarters)) for frame in first_person(3)]
+    clip = write_video(tmp_path / "turned.mp4", frames)
+    with pytest.raises(NoFaceError, match=f"3 with one on its side or upside down.*ffmpeg .* -vf {filters} "):
+        analyze(clip, detector)
 
 
 # Small faces are found in tiles, and nothing else is.

@@ -5,17 +5,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
 from latentsync_trt.face.choice import Chooser
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.geometry import area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.option_fields import FaceChoice, parse_face
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.types import Face, Interval, UInt8Array
 from tests.clips import frame_at, untouched_in
-from tests.people import filmed, together
+from tests.people import filmed, first_person, second_person, together
 
 NEAR_PX = 40
 
@@ -125,3 +127,85 @@ def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
     assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 12 + [1] * 5
     assert len({target.person for job in jobs for target in job.targets}) == 1
     assert untouched_in(jobs) == [Interval(0.2, 0.68, "other faces")]
+
+
+# Who somebody is, is decided when all of the face was seen, in usual light, and looked the same for a moment.
+
+
+def raised(frame: UInt8Array, shift_px: int) -> UInt8Array:
+    """Seen by a camera that is turned up, so that the picture is lower, with a wall above."""
+    shown = np.full_like(frame, 128)
+    shown[shift_px:] = frame[: len(frame) - shift_px]
+    return shown
+
+
+def flashed(frame: UInt8Array, share: float) -> UInt8Array:
+    return np.clip(frame * (1 + 3 * share) + 120 * share, 0, 255).astype(np.uint8)
+
+
+def people_of(seen: list[FrameFaces]) -> list[int | None]:
+    """Whose face is in each frame, of which at most one is."""
+    assert all(len(frame.faces) <= 1 for frame in seen)
+    return [frame.faces[0].person if frame.faces else None for frame in seen]
+
+
+@pytest.mark.integration
+def test_someone_who_comes_back_at_an_edge_keeps_the_number(detector: MediaPipeDetector) -> None:
+    shifts = [*[0] * 8, *[480] * 16, *range(260, 0, -20), *[0] * 8]
+    frames = [raised(frame, shift) for frame, shift in zip(first_person(len(shifts)), shifts, strict=True)]
+    seen = people_of(seen_in(detector, frames))
+    assert seen[:8] == [0] * 8
+    assert set(seen[8:24]) == {None}
+    assert seen[32:] == [0] * (len(seen) - 32)
+    assert set(seen) == {0, None}
+
+
+@pytest.mark.integration
+def test_a_flash_does_not_change_a_number(detector: MediaPipeDetector, assets: Path) -> None:
+    shares = [*[0.0] * 6, 1, 0.9, 0.6, 0.35, 0.15, *[0.0] * 5]
+    frames = filmed(assets / "demo2_video.mp4", len(shares), detector)
+    seen = people_of(seen_in(detector, map(flashed, frames, shares)))
+    assert set(seen[:6] + seen[9:]) == {0}
+    assert set(seen) <= {0, None}
+
+
+@pytest.mark.integration
+def test_a_dissolve_leads_to_another_person(detector: MediaPipeDetector) -> None:
+    """Then the cut back to the first one is to the first number."""
+    shares = np.clip((np.arange(48) - 10) / 25, 0, 1)
+    first, second = first_person(56), second_person(48)
+    frames = [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=False)]
+    seen = people_of(seen_in(detector, [*frames, *first[48:]]))
+    assert set(seen[:16]) == {0}
+    assert set(seen[34:48]) == {1}
+    assert set(seen[49:]) == {0}
+
+
+@pytest.mark.integration
+def test_who_steps_in_front_is_not_chosen_for_a_second(detector: MediaPipeDetector) -> None:
+    passing = [*[None] * 14, *(60.0 + 60 * step for step in range(8)), *[560.0] * 6]
+    seen = seen_in(detector, together([620.0] * len(passing), passing))
+    chooser = Chooser(FaceChoice("largest"))
+    chosen = [chooser.choose(frame, Fraction(number, 25)) for number, frame in enumerate(seen)]
+    assert all(frame.faces for frame in seen)
+    assert [len(each) for each in chosen] == [1] * 22 + [0] * 6
+
+
+@pytest.mark.integration
+def test_a_larger_picture_of_a_face_is_not_taken(detector: MediaPipeDetector) -> None:
+    count = 12
+    talking = [chewing(frame, index) for index, frame in enumerate(first_person(count))]
+    poster = [second_person(1)[0]] * count
+    seen = seen_in(detector, together([250.0] * count, [790.0] * count, people=(talking, poster)))
+    (chosen,) = Chooser(FaceChoice("largest")).choose(seen[0], Fraction(0))
+    assert chosen[0].person == at(seen[0], 250)
+    areas = {one.person: area(one.face) for one in seen[0].faces}
+    assert areas[chosen[0].person] < max(areas.values())
+
+
+def chewing(frame: UInt8Array, index: int) -> UInt8Array:
+    """The face with a mouth and chin that move up and down."""
+    y, x = np.mgrid[0 : frame.shape[0], 0 : frame.shape[1]].astype(np.float32)
+    below = np.clip((y - 0.5 * len(frame)) / 60, 0, 1)
+    lower = np.asarray(y - 30 * below * np.sin(index), np.float32)
+    return np.asarray(cv2.remap(frame, x, lower, cv2.INTER_LINEAR), np.uint8)

@@ -91,11 +91,15 @@ def row(file: dict[str, Any], number: int) -> Any:
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other file": (lambda f: f.clear(), "missing required field `format`"),
     "short row": (lambda f: row(f, 2).pop(), "at `$.people[0].spans[0].frames[2]`"),
-    "order": (lambda f: row(f, 3).__setitem__(0, 0.04), "frames[3]: the time is not after"),
-    "points": (lambda f: row(f, 1).__setitem__(slice(5, None), [9] * 6), "frames[1]: the points coincide"),
+    "order": (lambda f: row(f, 3).__setitem__(0, 0.04), "frames[3], 0.04 s: the time is not after"),
+    "points": (
+        lambda f: row(f, 1).__setitem__(slice(5, None), [9] * 6),
+        "people[0].spans[0].frames[1], 0.04 s: the points coincide",
+    ),
     "two places": (lambda f: f["people"][1].update(person=0), ": person 0 is at two places after 0.00 s"),
-    "shots": (lambda f: f["shots_s"].reverse(), "shots_s: a shot does not begin after the one before"),
-    "NaN": (lambda f: row(f, 2).__setitem__(5, float("nan")), "malformed"),
+    "shots": (lambda f: f["shots_s"].reverse(), "shots_s[1]: a shot does not begin after the one before"),
+    "speech": (lambda f: f["people"][1].update(speaks=[[0, 1], [3, 2]]), "people[1].speaks[1]: 3 to 2 s"),
+    "NaN": (lambda f: row(f, 2).__setitem__(5, float("nan")), "(line 1, column "),
 }
 
 
@@ -107,6 +111,19 @@ def test_what_is_wrong_in_a_file_is_named_with_its_place(tmp_path: Path, case: s
         read_tracks(path)
     assert str(error.value).startswith(f"{path}: ")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("line", "edit"), [(4, lambda text: text + ","), (7, lambda text: "")])
+def test_what_is_no_json_is_named_with_its_line(
+    saved: Path, tmp_path: Path, line: int, edit: Callable[[str], str]
+) -> None:
+    """A comma too many; a file that ends early."""
+    lines = saved.read_text(encoding="utf-8").splitlines()
+    lines[line - 1] = edit(lines[line - 1])
+    path = tmp_path / "edited.json"
+    path.write_text("\n".join(lines[:line] if line == 7 else lines), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"edited\.json: .*line {line}\b"):
+        read_tracks(path)
 
 
 def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: Path) -> None:

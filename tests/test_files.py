@@ -5,7 +5,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +167,49 @@ def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path) -> None:
         (staged.parent / "replaced" / "in the way").mkdir(parents=True)
     assert (tmp_path / "1.6-512-fp16-1" / MANIFEST_NAME).read_text() == "finished"
     assert names(tmp_path) == ["1.6-512-fp16", "1.6-512-fp16-1", "faces-1.json", "faces.json"]
+
+
+LINKS = pytest.mark.skipif(os.name == "nt", reason="needs a right on Windows")
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """As `whole_file`, a file in a folder that is published."""
+    with published_folder(path.parent) as folder:
+        yield folder / path.name
+
+
+@LINKS
+@pytest.mark.parametrize("write", [whole_file, partial(whole_file, keep=True), whole_folder])
+def test_what_is_written_through_a_link_is_where_that_leads(tmp_path: Path, write: Any) -> None:
+    """Also where nothing is yet, and with the permissions of what is replaced."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    link, real = tmp_path / "out.txt", disk / "real.txt"
+    if write is whole_folder:
+        link, real = tmp_path / "bundle" / "out.txt", disk / "real" / "out.txt"
+    named, end = (link, real) if write is not whole_folder else (link.parent, real.parent)
+    (disk / "named").symlink_to(end)
+    named.symlink_to(disk / "named")
+    for text in ("first", "second"):
+        with write(link) as part:
+            assert part.is_relative_to(disk)
+            part.write_text(text)
+        assert (named.readlink(), real.read_text()) == (disk / "named", text)
+        mode = end.stat().st_mode & 0o777
+        assert mode == 0o700 or text == "first"
+        end.chmod(0o700)
+    assert names(tmp_path) == sorted(["disk", named.name])
+    assert names(disk) == sorted(["named", end.name])
+
+
+@LINKS
+def test_a_link_that_leads_back_to_itself_is_refused(tmp_path: Path) -> None:
+    loop = tmp_path / "out.json"
+    loop.symlink_to(loop)
+    with pytest.raises(OutputError, match="leads back to itself"), whole_file(loop):
+        pass
+    assert names(tmp_path) == ["out.json"]
 
 
 class Interrupted(type(Path())):  # type: ignore[misc]

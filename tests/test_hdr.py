@@ -3,8 +3,6 @@
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import av
 import numpy as np
@@ -14,13 +12,14 @@ from av.sidedata.sidedata import Type
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import choose_encoder
-from latentsync_trt.media.color import HLG, PQ, hdr_of
+from latentsync_trt.media.color import HLG, PQ, apply_patch, hdr_of
 from latentsync_trt.media.conversion import frame_of, metadata_of
 from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import write_sound, write_video
-from tests.pictures import decoded_planes
+from tests.pictures import SAMPLINGS, decoded_planes, noise
 
 
 @pytest.mark.parametrize(("transfer", "peak"), [(PQ, 0.7518271), (HLG, 1.0)])
@@ -40,7 +39,9 @@ IN_PQ = ColorTags(9, PQ, 9, full_range=False)
 def in_hdr(rgb: UInt8Array) -> av.VideoFrame:
     """A picture in 10-bit 4:2:0 whose SDR rendition is `rgb`."""
     height, width = rgb.shape[:2]
-    planes = (np.zeros(size, np.uint16) for size in [(height, width), *2 * [(height // 2, width // 2)]])
+    black, gray = np.uint16(64), np.uint16(512)
+    half = np.full((height // 2, width // 2), gray)
+    planes = np.full((height, width), black), half, half.copy()
     patch = Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32))
     return frame_of(YuvPlanes(*planes, IN_PQ, 10), width, height, [patch])
 
@@ -63,16 +64,21 @@ def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, lip_sync: LipSync
         assert (bottom - top) * (right - left) < luma.size / 4
 
 
-def decoded_with(transfer: int, *entries: tuple[Type, bytes]) -> Any:
-    """What the metadata are read of: a decoded picture with side data."""
-    made = [type("Entry", (bytes,), {"type": kind})(data) for kind, data in entries]
-    return SimpleNamespace(color_trc=transfer, side_data=made)
+@pytest.mark.parametrize("transfer", [PQ, HLG])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_the_networks_left_unchanged_keeps_its_light(sampling: str, transfer: int) -> None:
+    """Also where it is brighter than their rendition shows; what they changed has the level that they gave it."""
+    planes = noise((47, 65), sampling, 10, ColorTags(9, transfer, 9, full_range=False))
+    seen = LazyRgb(planes)[3:40, 5:60] * np.uint16(257)
+    same = apply_patch(planes, Patch(5, 3, seen, np.ones(seen.shape[:2], np.float32)))
+    for plane, new in zip((planes.y, planes.u, planes.v), (same.y, same.u, same.v), strict=True):
+        assert np.array_equal(plane, new)
 
 
 def test_dolby_vision_needs_a_picture_for_other_displays() -> None:
     with pytest.raises(InputError, match=r"Dolby Vision .* export it as HDR10, HLG or SDR"):
-        metadata_of(decoded_with(2, (Type.DOVI_METADATA, b"")))
-    compatible = metadata_of(decoded_with(HLG, (Type.DOVI_METADATA, b""), (Type.DYNAMIC_HDR_PLUS, b"")))
+        metadata_of(2, {Type.DOVI_METADATA: b""})
+    compatible = metadata_of(HLG, {Type.DOVI_METADATA: b"", Type.DYNAMIC_HDR_PLUS: b""})
     assert compatible == HdrMetadata(dynamic=("Dolby Vision", "HDR10+"))
     info = VideoInfo(64, 64, None, "yuv420p10le", False, Fraction(1), ColorTags(9, HLG, 9), hdr=compatible)
     (notice,) = choose_encoder(SyncOptions(), info).notices

@@ -105,9 +105,14 @@ def test_lengths(length: Length | None, extend: Extend, video_s: float | None, a
 
 @pytest.mark.integration
 def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path) -> None:
-    """Of a clip of 4 frames at 50 frames/s with longer speech, after a run that failed."""
+    """Of a clip of 4 frames at 50 frames/s with longer speech, half of which is missing, after a run that failed."""
     lines: list[str] = []
-    clip, sound = write_face(tmp_path / "clip.mp4", 4, fps=50), write_sound(tmp_path / "speech.wav", 0.6)
+    clip, sound = write_face(tmp_path / "clip.mp4", 4, fps=50), write_sound(tmp_path / "speech.wav", 1.2)
+    sound.write_bytes(sound.read_bytes()[:-19_200])
+    pictures = bytearray(clip.read_bytes())
+    at = pictures.index(b"moov") - 40_000
+    pictures[at : at + 50] = bytes(50)
+    clip.write_bytes(pictures)
     still = write_face(tmp_path / "still.mp4", 1)
 
     def stop(_: Progress) -> None:
@@ -123,7 +128,13 @@ def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path)
         lines.clear()
         report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", QUICK, on_progress=begins)
     before = lines[: lines.index("opening")]
-    for words in ("the built-in model is", "the video has 50 frames/s, the output 25", "goes back and forth"):
+    for words in (
+        "the built-in model is",
+        "the video has 50 frames/s, the output 25",
+        "goes back and forth",
+        "speech.wav: is cut off after 0.6 s",
+    ):
         assert sum(words in line for line in before) == 1
         assert sum(words in notice for notice in report.notices) == 1
+    assert any("clip.mp4: its picture is damaged from 0.0" in notice for notice in report.notices)
     assert tuple(line for line in lines if line != "opening") == report.notices

@@ -2,8 +2,9 @@
 
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 from latentsync_trt import LipSync, LiveOptions, LiveSession
 from latentsync_trt.cli import main
+from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import Busy, InputError, NoFaceError
 from latentsync_trt.live import sessions
 from latentsync_trt.live.idle import IdleLoop
@@ -25,6 +27,7 @@ from tests.small import small_bundle
 
 IDLE_FRAMES = 10
 OPTIONS = LiveOptions(steps=2, cache_interval=1)
+MEASURED = sessions.measured
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,7 @@ def cost() -> Iterator[list[Cost]]:
     found = [Cost(0.0, 0.0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "measured", lambda *_: found[0])
+        patch.setattr(sessions, "composing_s", lambda *_: 0.0)
         yield found
 
 
@@ -126,9 +130,51 @@ def test_as_many_are_admitted_as_can_be_painted(lip_sync: LipSync, opened: LiveS
         lip_sync.stream(opened.loop, options).close()
         assert not next(first).late
     cost[0] = Cost(first_s=0.05, busy_s=8 * 0.04)
+    slow = LiveOptions(steps=4, cache_interval=1, slow=True)
     with pytest.raises(Busy, match="slower than real time"):
-        lip_sync.stream(opened.loop, LiveOptions(steps=4, cache_interval=1))
+        lip_sync.stream(opened.loop, replace(slow, slow=False))
+    with lip_sync.stream(opened.loop, slow), pytest.raises(Busy, match="no room for another session"):
+        lip_sync.stream(opened.loop, slow)
     cost[0] = Cost(0.0, 0.0)
+
+
+def test_a_machine_that_is_too_slow_is_told_in_time_and_reads_no_clip(
+    lip_sync: LipSync, idle_clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "measured", MEASURED)
+    monkeypatch.setattr(sessions, "measure_s", lambda _: 0.3)
+
+    def paint(_: object, __: object, ___: object, check: Callable[[], None]) -> None:
+        for _step in range(1000):
+            time.sleep(0.1)
+            check()
+
+    monkeypatch.setattr(sessions.SessionPainter, "latents", paint)
+    monkeypatch.setattr(sessions, "load_idle", lambda *_: pytest.fail("the clip was read"))
+    with pytest.raises(Busy, match=r"at least 0\.30 s of 0\.32 s.*--slow"):
+        lip_sync.stream(idle_clip, replace(OPTIONS, guidance=1.7))
+    monkeypatch.setitem(MODEL_RESOLUTION_PX, "demo", 64)
+    monkeypatch.setattr(sessions, "measured", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(Busy, match="on the CPU"):
+        lip_sync.stream(idle_clip, replace(OPTIONS, guidance=1.8))
+
+
+def test_a_window_is_measured_without_a_clip(
+    lip_sync: LipSync, opened: LiveSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Cost] = []
+
+    def measured(*arguments: Any) -> Cost:
+        found.append(MEASURED(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(sessions, "measured", measured)
+    monkeypatch.setattr(sessions, "measure_s", lambda _: 600.0)
+    options = replace(OPTIONS, guidance=1.9, hop=2, slow=True)
+    for _ in range(2):  # once for all sessions with these options
+        lip_sync.stream(opened.loop, options).close()
+    (cost,) = found
+    assert 0 < cost.first_s <= cost.busy_s < 600
 
 
 def test_idle_clips_that_cannot_be_used(lip_sync: LipSync, idle_clip: Path, tmp_path: Path) -> None:
@@ -162,7 +208,8 @@ def test_the_command_opens_the_clip_once_and_a_session_for_each_viewer(
     words = ["live", "--video", str(idle_clip), "--bundle", str(small_bundle()), "--provider", "cpu", "--port", "0"]
     result = CliRunner().invoke(main, [*words, "--hop", "4", "--look-ahead-ms", "120"])
     assert result.exit_code == 0, result.output
-    assert "http://127.0.0.1:" in result.output and ": ready" in result.output
+    first, *_, last = result.output.splitlines()
+    assert first.startswith("opening the networks") and "http://127.0.0.1:" in last and last.endswith(": ready")
     assert [(each.options.hop, each.options.look_ahead_ms) for each in seen] == [(4, 120)] * 2
     assert seen[0].loop is seen[1].loop
     assert CliRunner().invoke(main, [*words, "--host", "0.0.0.0"]).exit_code == 2  # without a key

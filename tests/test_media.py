@@ -14,9 +14,11 @@ import psutil
 import pytest
 
 from latentsync_trt.errors import MediaError
+from latentsync_trt.media.audio import Mixer, mixing, sound_blocks
 from latentsync_trt.media.color import planes_of
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, kept_on_disk, picture_info
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import Timed
 from latentsync_trt.types import Frame, UInt8Array
 from tests.clips import click_times, copied, number_of, numbered, read_audio, rewritten, write_sound, write_video
 from tests.pictures import decoded_planes
@@ -160,6 +162,48 @@ def test_of_channels_that_cancel_each_other_out_the_louder_one_is_heard(tmp_path
     mixed = read_audio(write_samples(path, np.stack([left, np.where(same, left, right * left)], axis=1), 16_000))
     assert np.allclose(mixed[same], left[same], atol=1e-4)
     assert np.allclose(mixed[56_000:], louder[56_000:], atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["3 channels", "6 channels", "5.1", "7.1", "FC+LFE", "FL+LFE"])
+def test_speech_in_any_channel_is_heard(tmp_path: Path, layout: str) -> None:
+    """Also in one that players leave out, as long as no other has sound."""
+    speech = np.random.default_rng(6).normal(0, 0.1, 16_000).astype(np.float32)
+    count = av.AudioLayout(layout).nb_channels
+    for channel in range(count):
+        samples = np.zeros((16_000, count), np.float32)
+        samples[:, channel] = speech
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), "flt", layout)
+        frame.sample_rate = 16_000
+        (mixed,) = sound_blocks(tmp_path, [Timed(Fraction(0), Fraction(1), frame)], Mixer("mono", 16_000))
+        assert np.corrcoef(mixed[:, 0], speech)[0, 1] > 0.999
+        assert mixed.std() > 0.1 * speech.std()
+
+
+def test_low_frequencies_are_no_speech_where_other_channels_have_sound() -> None:
+    mixer, rng = Mixer("mono", 16_000), np.random.default_rng(6)
+    blocks = rng.normal(0, 0.1, (2, 16_000, 6)).astype(np.float32)
+    blocks[0, :, :3] = blocks[:, :, 4:] = blocks[1, :, :2] = 0  # at first only the low-frequency channel
+    first, second = (mixer.mix(block, "5.1")[:, 0] for block in blocks)
+    assert np.allclose(first, blocks[0, :, 3])
+    assert np.abs(np.corrcoef(second[8_000:], blocks[1, 8_000:, 3])[0, 1]) < 0.7
+    assert mixer.low_s == 1
+
+
+@pytest.mark.parametrize("layout", ["BFC+FC", "WL+WR+FC", "22.2", "5.1.4"])
+def test_places_that_swresample_does_not_mix_are_heard(layout: str) -> None:
+    shares = mixing(layout, "mono")[:, 0]
+    names = [channel.name for channel in av.AudioLayout(layout).channels]
+    assert all(share > 0 for share, name in zip(shares, names, strict=True) if name != "LFE")
+    assert np.isclose(shares.sum(), 1)
+
+
+@pytest.mark.parametrize("default", [0, 1, None])
+def test_the_picture_is_the_stream_that_is_marked_as_default(tmp_path: Path, default: int | None) -> None:
+    """As players show it; some cameras put a small preview first."""
+    preview = write_video(tmp_path / "preview.mkv", numbered(5, 32, 48), 5, codec="mjpeg", pixel_format="yuvj420p")
+    clip = write_video(tmp_path / "clip.mkv", numbered(10))
+    both = copied(tmp_path / "both.mkv", preview, clip, default=default)
+    assert (probe(both).width_px, len(list(read_frames(both)))) == ((96, 10) if default == 1 else (48, 25))
 
 
 def test_file_names_are_never_read_as_protocols_or_playlists(tmp_path: Path) -> None:

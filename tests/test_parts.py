@@ -1,6 +1,7 @@
 """Parts of a video in the making: joined to the exact stamps, and gone on with after an end at any moment."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.errors import OutputError
+from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.files import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.codecs import choose_encoder
@@ -132,14 +133,37 @@ def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_frames(periods: list[
 FIFTIETH = Fraction(1, 50)
 
 
-def interrupted(output: Path, count: int = 40) -> Path:
-    """The folder that an interrupted run of `output` has kept: whole parts of 25 frames."""
-    with pytest.raises(KeyboardInterrupt) as error, writer_of(output, FIFTIETH, WORK, codec="ffv1") as writer:
+def interrupted(output: Path, count: int = 40, codec: str = "ffv1") -> Path:
+    """The folder that an interrupted run of `output` has kept: parts of 25 frames, and an open one."""
+    with pytest.raises(KeyboardInterrupt) as error, writer_of(output, FIFTIETH, WORK, codec=codec) as writer:
         for frame in frames(list(range(count + 1)), FIFTIETH):
             writer.write(frame)
         raise KeyboardInterrupt
     assert getattr(error.value, "__notes__", []) == [GO_ON]
     return work_folder_of(output)
+
+
+@pytest.mark.parametrize("codec", ["ffv1", "h264", "hevc"])
+@pytest.mark.parametrize("count", [1, 10])
+def test_the_open_part_is_kept_where_a_run_stops(tmp_path: Path, codec: str, count: int) -> None:
+    """Also of the first half minute. A run that begins anew and is stopped, too, does not replace it."""
+    output, stamps = tmp_path / "out.mkv", list(range(41))
+    folder = interrupted(output, count, codec=codec)
+    interrupted(output, 1, codec=codec)
+    assert Finished.read(folder).frames == count  # type: ignore[union-attr]
+    assert write(output, stamps, FIFTIETH, replace(WORK, resume=True), codec=codec) == count
+    with av.open(str(output)) as container:
+        pictures = container.decode(video=0)
+        assert [number_of(frame.to_ndarray(format="rgb24")) for frame in pictures] == list(range(40))
+
+
+def test_nothing_is_kept_where_an_input_has_to_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(MediaError) as error, writer_of(tmp_path / "out.mkv", FIFTIETH, WORK, codec="ffv1") as writer:
+        for frame in frames(list(range(5)), FIFTIETH):
+            writer.write(frame)
+        raise MediaError("clip.mp4: breaks off")
+    assert not hasattr(error.value, "__notes__")
+    assert list(tmp_path.iterdir()) == []
 
 
 def names(folder: Path) -> list[str]:
@@ -165,7 +189,7 @@ def test_a_run_that_does_not_go_on_keeps_the_parts_until_it_has_its_own(tmp_path
 def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     output = tmp_path / "out.mkv"
     folder = interrupted(output, 60)
-    listing, (first, second) = folder / KEPT_NAME, Finished.read(folder).parts  # type: ignore[union-attr]
+    listing, (first, second, _) = folder / KEPT_NAME, Finished.read(folder).parts  # type: ignore[union-attr]
     if damage == "not JSON":
         listing.write_text(listing.read_text()[:-20])
     elif damage == "a file elsewhere":
@@ -182,6 +206,21 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert len(content(output)) == 60
     (tmp_path / "elsewhere").unlink(missing_ok=True)
     assert names(tmp_path) == [".mkv"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a right on Windows")
+def test_parts_and_result_of_a_linked_output_lie_where_the_link_leads(tmp_path: Path) -> None:
+    """On the disk that has the room for them; what was private stays so."""
+    link, real = tmp_path / "out.mkv", tmp_path / "large" / "real.mkv"
+    real.parent.mkdir()
+    real.touch(0o600)
+    link.symlink_to(real)
+    assert interrupted(link).parent == real.parent
+    assert write(link, list(range(41)), FIFTIETH, replace(WORK, resume=True)) > 0
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert len(content(real)) == 40
+    assert names(real.parent) == [".mkv"]
 
 
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:

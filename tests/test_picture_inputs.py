@@ -1,13 +1,15 @@
 """Inputs that are no videos: a still picture, one in tiles, an animated GIF; and pictures of which a part is hidden."""
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from latentsync_trt.config import Extend
 from latentsync_trt.media.playback import Playback
@@ -58,6 +60,40 @@ def test_a_photograph_is_turned_upright(tmp_path: Path, orientation: int) -> Non
     info, (frame,) = probe(photograph), read(photograph)
     assert (info.width_px, info.height_px) == upright.size
     assert np.abs(frame.rgb.astype(int) - np.asarray(upright)).mean() < 3
+
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"/>'
+
+# Of each file given: how many pictures are read, and their size.
+READ_ALL = """
+import gc, sys
+from pathlib import Path
+from latentsync_trt.media.reader import probe, read_frames
+for path in map(Path, sys.argv[1:]):
+    info = probe(path)
+    print(path.suffix, len(list(read_frames(path))), info.width_px, info.height_px)
+    gc.collect()
+"""
+
+
+def test_what_pictures_say_of_themselves_is_no_obstacle(tmp_path: Path) -> None:
+    """Color profile, Exif, XMP, and a second picture behind the first, as gain maps of HDR are. In a
+    child, as memory that is freed twice ends the process."""
+    picture, gain_map = pictures(2)
+    exif = Image.Exif()
+    exif[0x010F] = "maker"
+    files = [tmp_path / f"photograph{suffix}" for suffix in (".png", ".jpg", ".webp", ".tif", ".avif")]
+    for file in files:
+        picture.save(file, icc_profile=PROFILE, exif=exif, xmp=XMP)
+    files.append(tmp_path / "photograph.mpo")
+    picture.save(files[-1], save_all=True, append_images=[gain_map], icc_profile=PROFILE, exif=exif)
+    colors = box(b"colr", b"prof", PROFILE)
+    files.append(write_heif(tmp_path / "photograph.heic", np.asarray(picture), 64, (colors,)))
+    command = [sys.executable, "-c", READ_ALL, *map(str, files)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == [f"{file.suffix} 1 96 64" for file in files]
 
 
 def gradient(height: int, width: int) -> UInt8Array:

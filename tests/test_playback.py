@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import groupby, pairwise
 from pathlib import Path
 
+import av
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +108,46 @@ def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps:
     assert {frame.duration_s for frame in frames} == {1 / Fraction(fps)}
     assert info.frames_per_s == fps and info.time_base is not None
     assert suffix == "ts" or (1 / Fraction(fps) / info.time_base).denominator == 1
+
+
+def without_rate(clip: Path) -> Path:
+    """Makes the duration of a picture in a Matroska file's header a part without meaning (Void)."""
+    content = bytearray(clip.read_bytes())
+    at, id_bytes = content.index(b"\x23\xe3\x83"), 3
+    length = content[at + id_bytes] & 0x7F
+    content[at : at + id_bytes + 1 + length] = bytes([0xEC, 0x80 | (length + 2), *bytes(length + 2)])
+    clip.write_bytes(content)
+    return clip
+
+
+@pytest.mark.parametrize(
+    ("times", "rate", "frames"),
+    [
+        ([0, 7000], 25, 176),
+        ([index * 17 + index * 7 % 11 for index in range(40)], 59, 40),
+        ([0, 2, *(500 + index * 40 + index * 7 % 11 for index in range(13))], 25, 26),  # half a second is held
+    ],
+)
+def test_a_rate_that_no_header_states_is_that_of_the_pictures(
+    tmp_path: Path, times: list[int], rate: int, frames: int
+) -> None:
+    """As in recordings of browsers and screens, for which FFmpeg has 1000 frames/s."""
+    clip = without_rate(write_video(tmp_path / "clip.mkv", numbered(len(times)), times=times))
+    info = probe(clip)
+    assert info.frames_per_s is not None
+    assert abs(info.frames_per_s - rate) < 1
+    assert len(list(read_frames(clip))) == frames
+
+
+def test_raw_dv_of_a_camcorder_has_the_rate_of_its_pictures(tmp_path: Path) -> None:
+    """FFmpeg has its unit of time as the mean rate, 60000 frames/s."""
+    clip = write_video(tmp_path / "clip.avi", numbered(5, 576, 720), codec="dvvideo", options={})
+    with av.open(str(clip)) as container:
+        raw = b"".join(bytes(packet) for packet in container.demux(video=0))
+    clip = tmp_path / "clip.dv"
+    clip.write_bytes(raw)
+    assert probe(clip).frames_per_s == 25
+    assert len(list(read_frames(clip))) == 5
 
 
 @pytest.mark.parametrize(

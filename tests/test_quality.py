@@ -91,7 +91,7 @@ def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float
     for index in range(painted):
         add(quality, index, 0.03 + 0.001 * (index % 7))
     (lips,) = quality.result().lips
-    assert lips == LipMeasure(0, painted, "cannot tell", shut_in_silence=shut)
+    assert lips == LipMeasure(None, painted, "cannot tell", shut_in_silence=shut)
 
 
 def test_the_moments_that_matter_are_kept() -> None:

@@ -106,7 +106,7 @@ def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command
         until(lambda client=client: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
         code, lines = started[-1].end(number)
         if number == signal.SIGTERM:
-            stopped = "error: stopped; jobs that have not ended go on when it is started again\n"
+            stopped = "stopped; jobs that have not ended go on when it is started again\n"
             told = [line for line in lines if line and not re.search(r" job |/docs: ", line)]
             assert (code, told) == (143, ["stopping…\n", stopped])
         started.append(Command(tmp_path / "service", *words))

@@ -45,7 +45,7 @@ def test_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
         (Measures((replace(LIPS, late_ms=-200),)), "lips follow the speech, 200 ms early"),
         (
             Measures((LIPS, LipMeasure(1, 20, "cannot tell"))),
-            "speaker 0: lips follow the speech; speaker 1: cannot tell whether lips follow the speech: too short",
+            "person 0: lips follow the speech; person 1: cannot tell whether lips follow the speech: too short",
         ),
         (Measures(()), "no face was painted"),
     ):

@@ -3,13 +3,17 @@
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from html import unescape
+from importlib import metadata
 from pathlib import Path
 from subprocess import run
 
 import pytest
 import rich_click as click
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from latentsync_trt.cli import COMMANDS, main
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -42,11 +46,34 @@ _MEASURED = re.compile(r"\d[\d.,]*(?:<!-- \w+ -->)? ?(?:GB|ms|s|seconds|minutes|
 ADDRESS = "https://example.org/x/"
 
 
+BUILD = "import sys; sys.modules |= dict.fromkeys({absent}); from mkdocs.__main__ import cli; cli()"
+
+
+def modules_of_other_extras() -> list[str]:
+    """What `import` finds here, but not where only the extra `docs` is installed."""
+    left, installed = [("latentsync-trt", "docs"), ("pip", "")], set()
+    while left:
+        name, extra = left.pop()
+        if (name, extra) in installed:
+            continue
+        installed.add((name, extra))
+        with suppress(metadata.PackageNotFoundError):  # of another system
+            for text in metadata.requires(name) or ():
+                needed = Requirement(text)
+                if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                    left += [(canonicalize_name(needed.name), each) for each in ("", *needed.extras)]
+    names = {name for name, _ in installed}
+    modules = metadata.packages_distributions().items()
+    return [module for module, owners in modules if names.isdisjoint(map(canonicalize_name, owners))]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built for an address."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    """Built for an address, as where only the extra `docs` is installed."""
+    folder, absent = tmp_path_factory.mktemp("site"), modules_of_other_extras()
+    assert "torch" in absent and "mkdocs" not in absent
+    command = [sys.executable, "-c", BUILD.format(absent=absent), "build", "--strict", "--quiet"]
+    command += ["--site-dir", str(folder)]
     env = {**os.environ, "SITE_URL": ADDRESS}
     found = run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

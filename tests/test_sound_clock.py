@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, Mixer, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
+from latentsync_trt.sync.speech import sound_of
 from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_video
 from tests.sounds import sound_packets, spoken, write_parts
 
@@ -161,6 +162,9 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
     assert stated_s is not None
     assert len(first) == nearest(stated_s + delays.picture_s, MODEL_FPS)
     assert np.allclose(clicks_read(clip, delays.sound_s), click_s + float(delays.picture_s), atol=1e-4)
+    # The speech of another video begins as late as it does there.
+    muted = write_video(tmp_path / "muted.mp4", numbered(2))
+    assert sound_of(muted, clip, None, SyncOptions()).starts_s == delays.sound_s
 
 
 def test_a_long_gap_takes_no_memory(tmp_path: Path) -> None:

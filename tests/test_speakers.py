@@ -71,7 +71,7 @@ def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     assert tracks.faces == (0, 1)
     assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
-    assert "face 0 = ann, face 1 = ben; to change that, give --speaker N=NAME" in (tracks.notice or "")
+    assert "person 0 = ann, person 1 = ben; to change that, give --speaker N=NAME" in (tracks.notice or "")
 
 
 def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
     ("audio", "fields", "message"),
     [
         ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker exclude each other"),
-        (None, {"speaker": ("0=a.wav", "0=b.wav")}, "face 0 has several voices"),
+        (None, {"speaker": ("0=a.wav", "0=b.wav")}, "person 0 has several recordings"),
         ("a.wav", {"turns": "talk.rttm", "speaker": "0=eve"}, "has no such speaker; it has ann, ben"),
-        ("a.wav", {"turns": "talk.rttm", "face": "left"}, "has several speakers; say whose face is which"),
+        ("a.wav", {"turns": "talk.rttm", "face": "left"}, "has several speakers; say with --speaker which person"),
     ],
 )
 def test_speakers_that_contradict_each_other(

@@ -187,7 +187,7 @@ def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
     assert [person["speaks"] for person in saved["people"]] == [[[2, 4]], [[0.0, 1.5]]]
     saved["people"][1]["speaks"] = [[2, 1]]
     path.write_text(json.dumps(saved), "utf-8")
-    with pytest.raises(InputError, match=r"tracks\.json: speaks: 2 to 1 s does not end after it starts"):
+    with pytest.raises(InputError, match=r"tracks\.json: people\[1\]\.speaks\[0\]: 2 to 1 s"):
         read_tracks(path)
 
 

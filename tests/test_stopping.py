@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 """Only ends hangs; an idle machine takes less than two seconds."""
 
 BAR, CTRL_C = "━", "\x03"
-MESSAGE = "error: interrupted; unfinished files were removed\n"
+MESSAGE = "interrupted; unfinished files were removed\n"
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ STOPPED = [
     (
         "batch jobs.csv --bundle SMALL --workers 2 --steps 999",
         "painting first frames",
-        "error: interrupted; the same command goes on",
+        "interrupted; the same command goes on",
     ),
     ("build --bundle SMALL", "building engines", SENTENCE),
 ]

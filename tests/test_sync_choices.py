@@ -85,7 +85,8 @@ def test_faces_are_painted_in_their_turns(
     turns = tmp_path / "talk.rttm"
     turns.write_text("SPEAKER a 1 0.0 0.04 x x ann\nSPEAKER a 1 0.52 0.12 x x ben\n")
     report = two(lip_sync, folder, tmp_path / "out.mkv", folder / "own.wav", turns=turns)
-    assert any("face 0 = ann, face 1 = ben" in notice for notice in report.notices)
+    assert any("person 0 = ann, person 1 = ben" in notice for notice in report.notices)
+    assert report.quality is not None and [lips.person for lips in report.quality.lips] == [0, 1]
     spans = analyze(folder / "two.mkv", detector)[0].spans
     ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 240) == 0 else (RIGHT, LEFT)
     # Each turn has a margin of 0.2 s.

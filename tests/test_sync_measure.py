@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.measure.lips import agreement, closed_rate, score
+from latentsync_trt.measure.clips import choose_moments
+from latentsync_trt.measure.lips import Curves, agreement, closed_rate, score
 from latentsync_trt.media.demo_clip import spoken_mouth
 
 MOUTH = spoken_mouth()
@@ -30,3 +31,12 @@ def test_frames_without_a_face_are_left_out() -> None:
         agreement(np.full(3, np.nan, np.float32), np.arange(3, dtype=np.float32))
     curve = np.array([0.1, np.nan, 0.3, 0.2, 0.6], np.float32)
     assert agreement(curve, curve)[0] == pytest.approx(1.0)
+
+
+def test_labels_of_moments_agree_with_the_plot() -> None:
+    """Where lips never touch, or always, no frame is called the other."""
+    gaps = np.array([0.02, 0.12, 0.1, 0.08, 0.06, 0.02, 0.03, 0.02, np.nan, np.nan, 0.09, 0.03], np.float32)
+    moments = choose_moments(Curves(gaps, np.zeros((len(gaps), 3), np.float32)))
+    assert [(index, text.partition("\n")[2]) for index, text in moments.items()] == [
+        (1, "wide"), (2, "wide"), (4, "wide"), (7, "shut"), (11, "shut")
+    ]  # fmt: skip

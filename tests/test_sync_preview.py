@@ -60,6 +60,7 @@ def test_pictures_and_sound_from_the_first_speech_on_are_those_of_the_whole_run(
     assert BEFORE_S < begin_s < BEFORE_S + 0.5
     assert first == pytest.approx(begin_s * 25)
     assert (report.frames, report.frames_with_face, report.duration_s) == (10, 10, 0.4)
+    assert report.picture_delay_s == pytest.approx(-begin_s)
     assert times_of(tmp_path / "part.mkv") == [Fraction(index, 25) for index in range(10)]
     own = np.stack(decoded(folder / "clip.mkv")[first : first + 10])
     new = np.stack(decoded(tmp_path / "part.mkv"))

@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.service import FULL, Service
 from latentsync_trt.web import jobs
-from tests.clips import gif, numbered, write_face, write_sound, write_video
+from tests.clips import decoded, gif, number_of, numbered, write_face, write_sound, write_video
 from tests.people import first_person, second_person
 from tests.serving import RESULT, PretendedWorker, answering, kill_new_children, until
 
@@ -36,6 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignor
 KEY = "a-key-for-this-test"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
 FILES = "result", "before", "report"
+WRONG_VARIABLES = {"ALL_PROXY": "gopher://127.0.0.1:9", "no_proxy": "fe80::/10", "SSL_CERT_FILE": "gone.pem"}
+"""With which no HTTP client opens; the page needs none."""
 
 
 @contextmanager
@@ -45,6 +47,8 @@ def shown(folder: Path, service: Service, key: str | None = None) -> Iterator[st
 
     with pytest.MonkeyPatch.context() as changed:  # after the block, another page of this process finds its uploads
         changed.setenv("GRADIO_TEMP_DIR", "")
+        for name, value in WRONG_VARIABLES.items():
+            changed.setenv(name, value)
         changed.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(folder / "bundles"))
         with page_app(service, folder, key, own_hosts=True) as app, answering(app) as address:
             yield address
@@ -165,13 +169,15 @@ def test_with_a_key_people_log_in(tmp_path: Path) -> None:
 class Opened:
     """A page as its script uses it: `fire` sends the values of components, and notes what comes back."""
 
-    def __init__(self, client: httpx.Client, session: str) -> None:
+    def __init__(self, client: httpx.Client, session: str, kept: str = "") -> None:
+        """`kept`: what the tab kept of the form before it was loaded again."""
         client.get("/")
         self.client, self._session, self.leaves = client, session, threading.Event()
         config = client.get("/config").json()
         self._events, parts = config["dependencies"], config["components"]
         self._names = {part["props"]["elem_id"]: part["id"] for part in parts if part["props"].get("elem_id")}
         self.shown: dict[int, dict[str, Any]] = {part["id"]: part["props"] for part in parts}
+        self.of("kept")["value"] = kept
         for event in self._events:
             if any(kind == "load" for _, kind in event["targets"]):
                 self._run(event)
@@ -179,6 +185,15 @@ class Opened:
     def of(self, name: str) -> dict[str, Any]:
         """The properties of a component."""
         return self.shown[self._names[name]]
+
+    def form(self) -> str:
+        """What the page's script keeps of the form."""
+        (event,) = (event for event in self._events if "page.keep(" in (event["js"] or ""))
+        return json.dumps([self.shown[part].get("value") for part in event["inputs"]])
+
+    def send(self, **order: Any) -> int:
+        """Sends what the page's script never does; returns the status of the answer."""
+        return self.client.post("/gradio_api/run/predict", json={"session_hash": self._session, **order}).status_code
 
     def upload(self, name: str, path: Path) -> None:
         """Gives a file, as a user does."""
@@ -221,17 +236,19 @@ class Opened:
         yield ended["output"]["data"]
 
     def _run(self, event: dict[str, Any], data: Any = None) -> None:
-        if not event["backend_fn"]:
-            return
+        if event["backend_fn"]:  # else the script does it
+            self._show(event, data)
+        for after in self._events:
+            if after["trigger_after"] == event["id"]:
+                self._run(after)
+
+    def _show(self, event: dict[str, Any], data: Any) -> None:
         values = [self.shown[part].get("value") for part in event["inputs"]]
         order = {"fn_index": event["id"], "data": values, "session_hash": self._session, "event_data": data}
         for answer in self._answers(order, queued=event["queue"]):
             for part, found in zip(event["outputs"], answer, strict=True):
                 is_update = isinstance(found, dict) and found.get("__type__") == "update"
                 self.shown[part] |= found if is_update else {"value": found}
-        for after in self._events:
-            if after["trigger_after"] == event["id"]:
-                self._run(after)
 
 
 @pytest.fixture
@@ -240,16 +257,24 @@ def opened(plain: httpx.Client, request: pytest.FixtureRequest) -> Opened:
 
 
 def test_files_that_are_refused(page: tuple[str, Service], opened: Opened, tmp_path: Path) -> None:
-    (tmp_path / "video.mp4").write_text("no video")
+    (tmp_path / "notes.txt").write_text("no video")
     long, tree = write_face(tmp_path / "long.mp4", 55), write_video(tmp_path / "a tree.mp4", numbered(5))
-    for path, said in (
-        (tmp_path / "video.mp4", ">video.mp4: is not a readable media file"),
-        (long, "lasts longer than 2 s, the most here; send a shorter one"),
-        (tree, ">a tree.mp4: no face in any of the 5 frames"),
+    for name, path, said in (
+        ("video", tmp_path / "notes.txt", ">notes.txt: is not a readable media file"),
+        ("speech", tmp_path / "notes.txt", ">notes.txt: is not a readable media file"),
+        ("speech", tree, ">a tree.mp4: has no audio stream"),
+        ("video", long, "lasts longer than 2 s, the most here; send a shorter one"),
+        ("video", tree, ">a tree.mp4: no face in any of the 5 frames"),
     ):
-        opened.upload("video", path)
-        assert said in opened.of("message")["value"]
-        assert (opened.of("video")["value"] is None) == (path.name == "video.mp4")
+        opened.upload(name, path)
+        is_gone = opened.of(name)["value"] is None
+        assert is_gone == (name == "speech" or path.name == "notes.txt")
+        if is_gone:  # which is a change, too
+            opened.fire(name, "change")
+        assert said in opened.of(f"{name}-error")["value"]
+    opened.of("video")["value"] = None
+    opened.fire("video", "change")
+    assert ">a tree.mp4" not in opened.of("video-error")["value"]
     too_large = {"files": bytes(4_000_000)}
     assert httpx.post(f"{page[0]}/gradio_api/upload", files=too_large, trust_env=False).status_code == 413
 
@@ -299,14 +324,21 @@ def test_a_list_of_jobs(page: tuple[str, Service], service: Service, opened: Ope
     opened.of("speech")["value"] = None
     opened.fire("again", "click")
     opened.fire("video", "change")
-    assert (opened.of("preset")["value"], opened.of("option-guidance")["value"]) == ("draft", 1.0)
+    reloaded = Opened(opened.client, "reloaded", opened.form())
+    reloaded.fire("video", "change")
+    for each in (opened, reloaded):
+        assert (each.of("preset")["value"], each.of("option-guidance")["value"]) == ("draft", 1.0)
+        assert len(each.of("faces")["value"]) == 1
     assert [Path(opened.of(each)["value"]["path"]).name for each in ("video", "speech")] == [path.name for path in clip]
     with httpx.Client(base_url=page[0], trust_env=False, timeout=600) as another:
         stranger = Opened(another, "stranger")
         stranger.shown |= {number: dict(properties) for number, properties in opened.shown.items()}
         with pytest.raises(RuntimeError, match="not in the list of choices"):
             stranger.fire("delete", "click")
+    opened.of("history")["value"] = None  # as where the user does not confirm
+    opened.fire("delete", "click")
     assert service.job(ids[1]).state == "done"
+    opened.of("history")["value"] = ids[1]
     opened.fire("delete", "click")
     assert [number for _, number in opened.of("history")["choices"]] == [ids[0], ids[2]]
 
@@ -324,7 +356,7 @@ def test_a_preview_is_three_seconds(
     assert len(again.of("faces")["value"]) == 1
     Path(again.of("speech")["value"]["path"]).unlink()
     again.fire("again", "click")
-    assert "audio: not kept any longer; choose again" in again.of("message")["value"]
+    assert "Speech: not kept any longer; choose again" in again.of("message")["value"]
 
 
 def test_the_verdict_is_shown(service: Service, worker: PretendedWorker, plain: httpx.Client, clip: Any) -> None:
@@ -339,36 +371,84 @@ def test_the_verdict_is_shown(service: Service, worker: PretendedWorker, plain: 
         assert said in opened.of("progress")["value"]
 
 
+def pids() -> set[int]:
+    """Of the children of this process."""
+    return {child.pid for child in psutil.Process().children()}
+
+
 @pytest.mark.integration
 def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path]) -> None:
-    """One that dies leaves the choice to the job; one that takes long stalls no other and ends with its browser."""
+    """One that dies leaves the choice to the job; one that takes long stalls no other, and ends with its browser and
+    where that begins another."""
     (tmp_path / "large.gif").write_bytes(gif(1500, 20_000))
     worker = PretendedWorker()
     service = Service(tmp_path / "page", [worker], Limits())
-    before = {child.pid for child in psutil.Process().children()}
     with (
         ThreadPoolExecutor(2) as pool,
         shown(tmp_path / "page", service) as address,
         httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
+        httpx.Client(base_url=address, trust_env=False, timeout=600) as another,
     ):
-        slow, other = Opened(client, "slow"), Opened(client, "other")
-        killing = pool.submit(kill_new_children, 2, before)
+        slow, other = Opened(client, "slow"), Opened(another, "other")
+        killing = pool.submit(kill_new_children, 2, pids())
         other.upload("video", clip[0])
         killing.result()
-        assert "a job takes the largest face" in other.of("message")["value"]
+        assert "a job takes the largest face" in other.of("video-error")["value"]
         other.upload("speech", clip[1])
         other.fire("anyway", "click")
         assert until(lambda: worker.tasks)[0].options.faces is None
-        before = {child.pid for child in psutil.Process().children()}
-        searching = pool.submit(slow.upload, "video", tmp_path / "large.gif")
-        (child,) = until(lambda: [each for each in psutil.Process().children() if each.pid not in before])
-        other.upload("video", first := write_video(tmp_path / "another.mp4", first_person(10)))
-        assert len(other.of("faces")["value"]) == 1, first
-        assert child.is_running() and not searching.done()
-        slow.leaves.set()
+        other.upload("video", another_clip := write_video(tmp_path / "another.mp4", first_person(10)))
+
+        def begun(tab: Opened) -> tuple[Future[None], set[int]]:
+            search = pool.submit(tab.upload, "video", tmp_path / "large.gif")
+            until(lambda: "…" in str(tab.of("people-note").get("value")))
+            return search, pids()
+
+        search, children = begun(slow)
+        other.upload("video", clip[0])
+        assert len(other.of("faces")["value"]) == 1
+        assert not search.done()
+        Opened(client, "tab").upload("video", another_clip)
+        search.result()
+        assert "another video" in slow.of("people-note")["value"]
+        until(lambda: children - pids())
+        leaving = Opened(client, "leaving")
+        search, children = begun(leaving)
+        leaving.leaves.set()
         with pytest.raises(ConnectionAbortedError):
-            searching.result()
-        until(lambda: not child.is_running())
+            search.result()
+        until(lambda: children - pids())
+
+
+def test_before_shows_the_moments_of_the_result(
+    service: Service, worker: PretendedWorker, plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Also where the result begins later in the video, or plays it back and forth."""
+    video = write_video(tmp_path / "numbered.mp4", numbered(20))
+    plain.get("/")
+    browser = dict(plain.cookies).popitem()[1]
+    for delay_s, lasts_s, numbers in (
+        (-0.4, 0.2, range(10, 15)),
+        (0.0, 1.6, [*range(20), *range(18, -1, -1), 0]),
+        (0.0, 0.8, range(20)),
+    ):
+        worker.played = {"picture_delay_s": delay_s, "duration_s": lasts_s}
+        job = submitted(service, (video, clip[1]), browser)
+        shown = tmp_path / "before.mp4"
+        shown.write_bytes(plain.get(f"/v1/jobs/{job}/before").content)
+        assert [number_of(frame) for frame in decoded(shown)] == [*numbers]
+    assert shown.read_bytes() == video.read_bytes()
+    worker.played = {}
+
+
+def test_forged_requests_leave_no_traceback(opened: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    for event in opened.client.get("/config").json()["dependencies"]:
+        if event["backend_fn"] and event["inputs"] and not event["queue"]:
+            value: Any = {"path": "/etc/passwd"} if event["id"] % 2 else None
+            data = [value] * len(event["inputs"])
+            assert opened.send(fn_index=event["id"], data=data, event_data=value) in (200, 500)
+    assert {opened.send(fn_index=number, data=[]) for number in (-1, 999)} == {404}
+    assert capsys.readouterr().err == ""
 
 
 def test_a_copy_takes_the_place_of_what_browsers_cannot_play(
@@ -406,6 +486,7 @@ def test_cancel_answers_at_once_and_another_bundle_is_named_in_the_task(
 
 
 def test_every_option_has_a_control() -> None:
+    """None of them, nor a message, has words of the command line."""
     import gradio as gr
 
     from latentsync_trt.web import parts
@@ -417,6 +498,8 @@ def test_every_option_has_a_control() -> None:
     controls = asyncio.run(made())
     unset = {"faces", "overwrite", "resume", "speaker", "turns", "preview_s"}
     assert {spec.name for spec in fields(SyncOptions)} - controls.keys() == unset
+    assert not [control.info for control in controls.values() if "--" in str(getattr(control, "info", ""))]
+    assert "--" not in parts.html.message("--no-mark, --preview or --video-bitrate")
     untouched = {name: control.value for name, control in controls.items()}
     assert parts.changed(untouched) == ({}, {})
     given = {"crf": "20", "mark": False, "report": True, "codec": "hevc"}

@@ -71,6 +71,9 @@ class Visitor:
 
     def upload(self, video: Path, speech: Path, faces: int = 1) -> None:
         for name, path in (("video", video), ("speech", speech)):
+            clear = self.part(name).get_by_role("button", name="Clear")
+            if clear.count():
+                clear.first.click()
             self.part(name).locator("input[type=file]").first.set_input_files(path)
         self.ready(faces)
 
@@ -192,6 +195,7 @@ def test_the_whole_way(
     page, part = visitor.page, visitor.part
     assert page.title() == "latentsync-trt"
     expect(page.locator("body")).to_have_css("background-color", LIGHT)
+    expect(part("start")).to_be_disabled()
     visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
     part("option-report").locator("input").check()
     act(part("faces").get_by_role("button").nth(0))
@@ -228,11 +232,18 @@ def test_the_whole_way(
     page.reload()
     visitor.finish()
     assert re.fullmatch(r"two.mp4 · draft · [\d:]+ · done", visitor.jobs()[0])
-    assert not part("video").locator("video").count()
+    visitor.ready(faces=2)
+    expect(preset).to_be_checked()
+    expect(part("option-report").locator("input")).to_be_checked()
     act(part("again"))
     visitor.ready(faces=2)
     expect(preset).to_be_checked()
     expect(part("demo-note")).to_contain_text("will be a smear")
+    page.once("dialog", lambda asked: asked.dismiss())
+    act(part("delete"))
+    expect(part("delete")).not_to_have_attribute("aria-busy", "true")
+    assert len(visitor.jobs()) == 1
+    page.once("dialog", lambda asked: asked.accept())
     act(part("delete"))
     expect(part("progress")).to_contain_text("Your result appears here")
     expect(part("history")).to_be_hidden()
@@ -292,7 +303,11 @@ def drop(visitor: Visitor, path: Path, kind: str) -> None:
     )
 
 
-def test_a_photo_is_dropped(visitor: Visitor, tmp_path: Path) -> None:
+def test_a_text_and_a_photo_are_dropped(visitor: Visitor, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no video")
+    drop(visitor, tmp_path / "notes.txt", "text/plain")
+    expect(visitor.part("video-error")).to_contain_text("notes.txt: is not a readable media file")
+    expect(visitor.part("start")).to_be_disabled()
     cv2.imwrite(str(tmp_path / "photo.png"), portrait()[..., ::-1])
     drop(visitor, tmp_path / "photo.png", "image/png")
     visitor.part("faces").locator("img").first.wait_for()
@@ -322,7 +337,8 @@ def test_another_site_cannot_use_a_login(browser: Browser, tmp_path: Path) -> No
     """Another port is another origin, to which browsers send the same cookies."""
     other = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     threading.Thread(target=other.serve_forever, daemon=True).start()
-    with started(tmp_path, LATENTSYNC_TRT_API_KEY=KEY) as server:
+    wrong = {"ALL_PROXY": "socks5://127.0.0.1:9", "no_proxy": "fe80::/10", "SSL_CERT_FILE": "gone.pem"}
+    with started(tmp_path, LATENTSYNC_TRT_API_KEY=KEY, **wrong) as server:
         page = browser.new_context().new_page()
         page.goto(server.address)
         login = f"""async () => (await fetch("/login", {{method: "POST", body: new URLSearchParams(

@@ -90,20 +90,30 @@ def at(stage: str, action: Callable[[], object]) -> Callable[[Progress], None]:
 @pytest.mark.usefixtures("short_parts")
 def test_a_clip_goes_on_where_it_failed(worker: Worker, tmp_path: Path) -> None:
     """Not another one of the same name, which begins anew."""
-    clip, begun = write_clip(tmp_path, 12), list[int]()
+    clip = write_clip(tmp_path, 12)
     own = task(clip, tmp_path / "a.mkv", replace(FAST, seed=5))
 
-    def fail_twice(progress: Progress) -> None:
-        if progress.stage == "painting first frames":
-            begun.append(progress.done)
-        if progress.stage == "lip-sync" and progress.done == 11 and len(begun) < 3:
-            raise OutOfMemory("denoise_step on cuda: too little memory")
+    def run(each: Task, *, fails: bool) -> tuple[set[int], dict[str, Any] | None]:
+        """Where painting begins, and the report, if it does not fail at the last but one frame."""
+        begun = set[int]()
 
-    for failing in (task(clip, own.output), own):
+        def watch(progress: Progress) -> None:
+            if progress.stage == "painting first frames":
+                begun.add(progress.done)
+            if fails and progress.stage == "lip-sync" and progress.done == 11:
+                raise OutOfMemory("denoise_step on cuda: too little memory")
+
+        if not fails:
+            return begun, worker.run(each, watch, GO_ON)
         with pytest.raises(TaskError, match="too little memory"):
-            worker.run(failing, fail_twice, GO_ON)
-    report = worker.run(own, fail_twice, GO_ON)
-    assert (begun, report["frames"], len(decoded(tmp_path / "a.mkv"))) == ([0, 0, 10], 12, 12)
+            worker.run(each, watch, GO_ON)
+        return begun, None
+
+    assert run(task(clip, own.output), fails=True) == ({0}, None)
+    assert run(own, fails=True) == ({0}, None)
+    begun, report = run(own, fails=False)
+    assert report is not None
+    assert (begun, report["frames"], len(decoded(tmp_path / "a.mkv"))) == ({11}, 12, 12)
     assert "goes on after" in " ".join(report["notices"])
     assert names(tmp_path) == ["a.mkv", "face.mp4", "speech.wav"]
 

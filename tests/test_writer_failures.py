@@ -60,6 +60,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str) -> None:
         assert output.read_bytes() == b"earlier output"
 
 
+LINKS = pytest.mark.skipif(os.name == "nt", reason="needs a right on Windows")
 NOT_AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 
 
@@ -68,6 +69,8 @@ NOT_AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0
     [
         ("folder.mp4", "is a folder"),
         ("protected.mp4/out.mp4", "protected.mp4: is a file"),
+        pytest.param("loop.mp4", "leads back to itself", marks=LINKS),
+        pytest.param("nowhere.mp4", "out.mp4, whose folder does not exist", marks=LINKS),
         pytest.param("locked/out.mp4", "not writable", marks=NOT_AS_ROOT),
         pytest.param("protected.mp4", "is write-protected", marks=NOT_AS_ROOT),
         pytest.param(
@@ -79,6 +82,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: P
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "locked").mkdir(0o500)
     (tmp_path / "protected.mp4").touch(0o400)
+    if os.name != "nt":
+        (tmp_path / "loop.mp4").symlink_to(tmp_path / "loop.mp4")
+        (tmp_path / "nowhere.mp4").symlink_to(tmp_path / "not mounted" / "out.mp4")
     if name == "device.mp4":
         (tmp_path / name).symlink_to(os.devnull)
     with pytest.raises((InputError, OutputError), match=message) as caught:

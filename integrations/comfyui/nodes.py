@@ -30,7 +30,7 @@ from latentsync_trt.option_fields import choices_of
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.types import Progress
 
-from .clips import available, options_of, read_images, write_images, write_sound
+from .clips import FPS_LIMITS, available, options_of, read_images, write_images, write_sound
 from .model import LatentSyncModel, model_of
 
 os.environ.setdefault(CHECKPOINTS_VARIABLE, str(Path(folder_paths.models_dir) / "latentsync"))
@@ -94,7 +94,10 @@ class Bar:
 
 
 def video_file(video: Any, folder: Path) -> Path:
-    """The file of a VIDEO: its own where it is one, else written to `folder` without loss."""
+    """The file of a VIDEO: its own where it is one, else written to `folder` without loss. Raises `InputError` as
+    `write_images`, and where there is no video."""
+    if video is None:
+        raise InputError("video: there is none; connect a node that loads or makes one")
     if isinstance(video, InputImpl.VideoFromFile):
         source = video.get_stream_source()
         # Newer versions cut a video without writing it: then the file is longer.
@@ -105,7 +108,7 @@ def video_file(video: Any, folder: Path) -> Path:
             path.write_bytes(source.getbuffer())
             return path
     parts = video.get_components()
-    return write_images(folder / "source.mkv", parts.images, float(parts.frame_rate))
+    return write_images(folder / "source.mkv", parts.images, parts.frame_rate)
 
 
 class LoadBundle(io.ComfyNode):
@@ -135,7 +138,8 @@ class LipSyncFrames(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         images = io.Image.Input("images", tooltip="The frames of a video.")
-        fps = io.Float.Input("fps", default=MODEL_FPS, min=1, max=240, step=0.01, tooltip="Images per second.")
+        least, most = FPS_LIMITS
+        fps = io.Float.Input("fps", default=MODEL_FPS, min=least, max=most, step=0.01, tooltip="Images per second.")
         return io.Schema(
             node_id="LatentSyncFrames",
             display_name="LatentSync lip-sync",
@@ -189,7 +193,7 @@ class ChooseFace(io.ComfyNode):
         number = io.Int.Input("number", default=0, min=0, max=999, control_after_generate=False, tooltip=what)
         return io.Schema(
             node_id="LatentSyncChooseFace",
-            display_name="LatentSync choose face",
+            display_name="LatentSync choose person",
             category="video/LatentSync",
             description="Finds and numbers all people of a clip; its output goes into the input face.",
             inputs=[io.MultiType.Input("clip", [io.Video, io.Image], tooltip="A video or its frames."), number],

@@ -3,30 +3,19 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from pathlib import Path
-
-import psutil
 
 from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.ray_workers import RemoteChild, connect
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerSettings
+from latentsync_trt.bundle.machine import machine_bytes
 from latentsync_trt.errors import Notices
 from latentsync_trt.runtime.providers.table import CPU
 
-_CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_SHARE = 0.8  # of the machine's, for all workers; the rest is for what serves, and for checks of files
-
-
-def machine_bytes() -> float:
-    """The memory of this machine, or of the container (cgroup 2) in which this process runs."""
-    with suppress(OSError, ValueError):
-        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)  # "max": without a limit
-    return float(psutil.virtual_memory().total)
 
 
 def make_workers(

@@ -160,7 +160,8 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
         selection = select_provider(part.requested, part.options.one_device)
         part.provider, part.notices = selection.name, selection.notices()
         part.folder.mkdir()
-        cache = EngineCache(cache_folder(part.options.engine_cache), part.log.append)
+        folder = cache_folder(part.options.engine_cache, used=selection.provider.builds)
+        cache = EngineCache(folder, part.log.append)
         bundle = Bundle.load(part.bundle, verify=False)
         engines = SessionFactory(bundle, selection, part.options, cache)
         for graph in part.tested:

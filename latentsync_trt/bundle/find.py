@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from latentsync_trt.bundle.machine import setup_command
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
 from latentsync_trt.files import whole_file
@@ -81,7 +82,8 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
         if exists(folder / MANIFEST_NAME):
             return folder, "named"
     known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
-    raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; found: {known}", usage=True)
+    cure = f"there are {known}; `{setup_command()}` makes another"
+    raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; {cure}", usage=True)
 
 
 def _default() -> tuple[Path, str]:
@@ -94,7 +96,7 @@ def _default() -> tuple[Path, str]:
     found = f"{len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which with `--bundle NAME`"
     cure = f"{found}, or choose one for all commands with `latentsync-trt setup --use NAME`"
     if not exported:
-        cure = "no exported bundle; get one with `latentsync-trt setup`, or try the small one with `--bundle demo`"
+        cure = f"no exported bundle; get one with `{setup_command()}`, or try the small one with `--bundle demo`"
     raise BundleError(f"{gone}{root}: {cure}", usage=True)
 
 

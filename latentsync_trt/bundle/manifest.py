@@ -53,6 +53,8 @@ STEP_OUTPUTS = ("next_latents", "next_history")
 """`hidden` is one more output of full steps, and one more input of cached steps."""
 
 PIXELS_PER_LATENT = 8
+HEADS = 8
+"""Attention heads at every level of the U-Net."""
 """Along each axis."""
 
 _MOST_BYTES = 1_000_000  # of a manifest; the built-in one has 12,403

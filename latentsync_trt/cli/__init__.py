@@ -126,13 +126,14 @@ class CommandLine(click.RichGroup):
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`."""
+        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`. To be stopped is no error."""
         arguments = list(sys.argv[1:] if args is None else args)
         # Names of files and our own signs (✓, →) may be missing in the encoding of a pipe, as on Windows.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableLines())
+            logging.lastResort.addFilter(_is_for_users)
         try:
             found = super().main(arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments})
             sys.exit(found if isinstance(found, int) else 0)
@@ -141,15 +142,21 @@ class CommandLine(click.RichGroup):
             sys.exit(error.exit_code)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
+            is_stopped = isinstance(error, Interrupted | click.Abort) or bool(stopping.exit_code())
         if "--json" in arguments:
             click.echo(json.dumps({"error": message}))
         else:
-            echo(f"error: {message}", err=True)
+            echo(message if is_stopped else f"error: {message}", err=True)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         with interruption():
             return super().invoke(ctx)
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    """Whether a command shows a record: ours, and errors of other libraries, whose warnings are for developers."""
+    return record.name.startswith("latentsync_trt") or record.levelno >= logging.ERROR
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:

@@ -12,6 +12,7 @@ import rich_click as click
 from rich.filesize import decimal
 
 from latentsync_trt.bundle import find
+from latentsync_trt.bundle.machine import setup_command
 from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, manifest_sha256
 from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
@@ -20,7 +21,15 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.files import KEPT_NAME, PREFIX
 from latentsync_trt.paths import CACHE_VARIABLE, nearest_existing
-from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, REINSTALL_ORT, TENSORRT, TENSORRT_DOWNLOAD
+from latentsync_trt.runtime.providers.table import (
+    CPU,
+    CUDA,
+    GET_DRIVER,
+    PROVIDERS,
+    REINSTALL_ORT,
+    TENSORRT,
+    TENSORRT_DOWNLOAD,
+)
 from latentsync_trt.version import __version__, distribution_version
 
 if TYPE_CHECKING:
@@ -79,7 +88,7 @@ def _verdict() -> Finding:
     sha256 = None if bundle is None else manifest_sha256(find.find_bundle(bundle)[0])
     provider = select_provider(bundle_sha256=sha256).name
     if bundle is None:
-        cure = "latentsync-trt setup --use NAME" if find.exported_bundles() else "latentsync-trt setup"
+        cure = "latentsync-trt setup --use NAME" if find.exported_bundles() else setup_command()
         return Finding("missing", f"provider {provider} works, but `sync` finds no model: {why}", cure)
     return Finding("ok", f"`sync` runs bundle {bundle} ({why}) with provider {provider}")
 
@@ -90,20 +99,26 @@ def _system() -> Iterator[Finding]:
     from latentsync_trt.bench.rows import library_versions
     from latentsync_trt.runtime.providers import gpu
 
-    if versions := library_versions():
+    devices = gpu.gpus()
+    if devices and (versions := library_versions()):
         yield Finding("info", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    for device in gpu.gpus():
+    for device in devices:
         free_bytes = gpu.free_memory_bytes(device.index)
         free = "" if free_bytes is None else f", {decimal(free_bytes)} free"
         yield Finding("ok", f"{device}, {decimal(device.memory_bytes)} memory{free}")
 
 
 def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers.select import diagnose_provider
+    from latentsync_trt.runtime.providers.select import diagnose_provider, shows_no_gpu
 
     if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
         yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
-    for provider in PROVIDERS.values():
+    providers = list(PROVIDERS.values())
+    if shows_no_gpu():
+        providers = [CPU]
+        text = f"{TENSORRT.name} and {CUDA.name} need an NVIDIA GPU, and none is found here"
+        yield Finding("info", text, f"if there is one: {GET_DRIVER}")
+    for provider in providers:
         obstacle = diagnose_provider(provider)
         if obstacle is None:
             yield Finding("ok", f"{provider.name} runs (a trial session used it)")
@@ -115,7 +130,10 @@ def _providers() -> Iterator[Finding]:
 
 def _engines() -> Iterator[Finding]:
     from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+    from latentsync_trt.runtime.providers import gpu
 
+    if not gpu.gpus():  # on the CPU nothing is built
+        return
     folder = cache_folder().absolute()
     items = EngineCache(folder).entries()
     yield Finding("info", f"cache: {folder} ({len(items)} engines, {decimal(sum(item.size_bytes for item in items))})")

@@ -40,8 +40,8 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     runtime = flags.build(RuntimeOptions, fields)
     folder, why = find_bundle(bundle)
     loaded, say = Bundle.load(folder), notices_to(silent=quiet)
-    cache = EngineCache(cache_folder(runtime.engine_cache), say)
     selection = select_provider(fields["provider"], runtime.one_device)
+    cache = EngineCache(cache_folder(runtime.engine_cache, used=selection.provider.builds), say)
     for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {selection.name}"):
         say(text)
     factory = SessionFactory(loaded, selection, runtime, cache)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
+from latentsync_trt.bundle.machine import cpu_step_bytes, machine_bytes
 from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
@@ -129,7 +129,8 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
     except ProviderUnavailable as error:
         if provider != "auto":
             raise
-        notice(f"calibrating on the CPU, which takes hours at full size ({error})")
+        why = "" if select.shows_no_gpu() else f" ({error})"
+        notice(f"calibrating on the CPU, which takes hours at full size{why}")
         selection = select.select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
         Calibration(parent, given, options, selection, on_progress, lambda text: notice(f"note: {text}")).run(target)
@@ -143,10 +144,12 @@ def calibrate(bundle: str | None, video: Path | None, provider: str, quiet: bool
 
 
 def note_on_default(made: Path) -> str:
-    """Which bundle commands run without `--bundle`; empty if it is the new one, `made`."""
+    """Which bundle commands run without `--bundle`, and how they run the new one, `made`; empty if that is it."""
     default, _ = find.default_bundle()
     runs = f"without --bundle, {default or 'none'} runs"
-    return "" if default == made.name else f"{runs}; `latentsync-trt setup --use NAME` chooses one of {made.parent}"
+    if not any(one.samefile(made) for one in find.exported_bundles()):
+        return f"{runs}; name the new one with `--bundle {made}`"
+    return "" if default == made.name else f"{runs}; `latentsync-trt setup --use {made.name}` chooses the new one"
 
 
 @click.command("setup")
@@ -224,11 +227,7 @@ def _test(folder: Path, selection: select.Selection, exported: ExportOptions) ->
 
 def _check_memory(options: ExportOptions) -> None:
     """Raises `InputError` if the machine has too little memory to run the model on the CPU."""
-    from latentsync_trt.export.layers import HEADS
-
-    # The largest attention matrix of a guided step and its softmax, float32.
-    matrix_bytes = 4 * 2 * options.frames * HEADS * (options.resolution_px // manifest.PIXELS_PER_LATENT) ** 4
-    needed, there = 2 * matrix_bytes, psutil.virtual_memory().total
+    needed, there = cpu_step_bytes(options.resolution_px, options.frames), machine_bytes()
     if needed > there:
         raise InputError(
             f"--model {options.model}: at {options.resolution_px} px a step on the CPU takes {gigabytes(needed)} of "

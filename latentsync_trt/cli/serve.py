@@ -1,6 +1,7 @@
 """`latentsync-trt serve`, `ui` and `live`: an HTTP service, and pages in the browser."""
 
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
@@ -58,7 +59,8 @@ def serve(**fields: Any) -> None:
 @_service_options("Page", 7860)
 def ui(**fields: Any) -> None:
     """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
-    _start("ui", **fields)
+    with warnings.catch_warnings(action="ignore"):  # of other libraries, which are for developers
+        _start("ui", **fields)
 
 
 def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
@@ -121,6 +123,7 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
     options, runtime = flags.build(LiveOptions, fields), flags.build(RuntimeOptions, fields)
+    say("opening the networks, then measuring for a few seconds how fast they paint")
     with (
         interruption("stopped"),
         server.listen(host, port) as listener,

@@ -98,8 +98,8 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
 
 
 _FIRST = {  # options that `--help` shows; the others are for `--help-all`
-    *("video", "audio", "output", "preview_s", "overwrite", "report"),
-    *("bundle", "preset", "face", "start", "end", "provider"),
+    *("video", "audio", "output", "preview_s", "overwrite", "resume", "report"),
+    *("bundle", "preset", "face", "start", "end", "codec", "provider"),
 }
 
 for _each in sync.params:
@@ -233,7 +233,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return
-    heads, rows = ("face", "seen s", "first s", "last s", "height px", "frontal", "speaks, s"), []
+    heads, rows = ("person", "seen s", "first s", "last s", "height px", "frontal", "speaks, s"), []
     for person in people:
         speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
         span = person.times_s[0][0], person.times_s[-1][1]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latentsync_trt.bundle.manifest import HEADS
 from latentsync_trt.export import cuda_ops as ops
 from latentsync_trt.export.cuda_ops import Sum
-from latentsync_trt.export.layers import HEADS
 from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
 from latentsync_trt.export.unet import DenoiseStep, StepInputs, UNet, shallow_copy
 

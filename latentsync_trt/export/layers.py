@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
-NORM_GROUPS = 32
+from latentsync_trt.bundle.manifest import HEADS
 
-HEADS = 8
-"""Attention heads at every level of the U-Net."""
+NORM_GROUPS = 32
 
 _FUSED_HEAD_DIMS = range(16, 257, 8)
 """Head widths for which TensorRT supports the operator `Attention` and fused kernels exist."""

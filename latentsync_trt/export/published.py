@@ -4,7 +4,9 @@ They come from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` name
 """
 
 import errno
+import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import sha256_file
+from latentsync_trt.environment import environment
 from latentsync_trt.errors import CheckpointError, OutputError
 from latentsync_trt.paths import check_folder_to_write, nearest_existing
 
@@ -24,6 +27,8 @@ _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce2
 
 
 _ANSWER_S, _REFUSED = 5.0, (401, 403)
+_NETWORK = "ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"
+"""Variables of the environment, in any case, that say how the hub is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +133,14 @@ def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> Non
 
 
 def _check_answer(downloads: Sequence[Repository]) -> None:
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    try:
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    except ValueError as error:
+        raise CheckpointError(f"$HF_ENDPOINT: is no address ({error}); correct it, or unset it") from error
 
-    first, http_error = downloads[0], _set_up_hub()
+    http_error = _set_up_hub()
+    _check_network(http_error)
+    first = downloads[0]
     try:  # without the retries of a download
         address = hf_hub_url(first.name, next(iter(first.files)), revision=first.revision)
         get_hf_file_metadata(address, timeout=_ANSWER_S)
@@ -151,6 +161,34 @@ def _set_up_hub() -> type[Exception]:
 
     constants.HF_HUB_DISABLE_TELEMETRY = True  # else each request names the versions of other packages
     return HfHubHTTPError.__bases__[0]
+
+
+def _check_network(http_error: type[Exception]) -> None:
+    """Raises `CheckpointError` with the variable of the environment because of which the hub's library cannot open its
+    HTTP client; with all of them, if several are wrong."""
+    reason = _refusal(http_error)
+    if not reason:
+        return
+    names = [name for name in os.environ if name.upper() in _NETWORK]
+    wrong = [name for name in names if not _refusal(http_error, without=name)] or names
+    which = ", ".join(f"${name}" for name in wrong) or "the system's proxy"
+    raise CheckpointError(f"{which}: no connection can be made with it ({reason}); correct it, or unset it")
+
+
+def _refusal(http_error: type[Exception], without: str = "") -> str:
+    """Returns why the hub's library cannot open its HTTP client, without a variable; empty if it can."""
+    from huggingface_hub import close_session, get_session
+
+    invalid_url: type[Exception] = sys.modules[http_error.__module__.partition(".")[0]].InvalidURL
+    close_session()
+    with environment({without: None} if without else {}):
+        try:
+            get_session()
+        except (ImportError, OSError, ValueError, invalid_url) as error:
+            return " ".join(str(error).split()).rstrip(".")
+        finally:
+            close_session()
+    return ""
 
 
 def fetch(repository: Repository, notice: Callable[[str], None]) -> None:

@@ -21,12 +21,17 @@ T = TypeVar("T")
 
 FADE_S = Fraction(4, 25)
 """Time between a frame that shows none of a painted face and one that shows all of it."""
+FADE_HELD_S = 2 * FADE_S
+"""So long frames wait until it is known whether they fade."""
 Shares = dict[int, Fraction]
 """How much of each person's painted face shows, in ]0, 1]."""
 PaintedPeople = tuple[Fraction, set[int], int | None]
 """Time of a frame, whose faces are painted in it, and the number of its shot, None where no face was searched."""
 LARGEST = FaceChoice("largest")
 _PATIENCE_S = 1
+_STILL, _MOVING = 0.02, 0.045
+"""How much points of a face move at most in a picture of a face, also in noise and on a shaken camera, and at least in
+one that speaks. Measured over half a second: up to 0.030, and from 0.019 on, of which 9 of 10 are above 0.030."""
 
 
 def speakers_of(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
@@ -40,18 +45,20 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
     """Raises `InputError` if a number in `wanted` is not one of `people`, those seen in `where`."""
     for person in sorted(set(wanted) - set(people)):
         known = ", ".join(map(str, sorted(people)))
-        raise InputError(f"face {person}: is not in {where}, which has only face {known} (latentsync-trt faces)")
+        cure = f"it has only {known}; see who they are with `latentsync-trt faces`"
+        raise InputError(f"person {person}: is not in {where}; {cure}")
 
 
 class Chooser:
     """Follows a choice through a clip: the largest, leftmost or rightmost face of a shot's first frame with faces stays
     chosen in that shot; while its person is away for longer than a second, another is chosen in the same way. The one
-    at a place is chosen once, and kept in all shots."""
+    at a place is chosen once, and kept in all shots. Where one face moves, the largest is not one that never does."""
 
     def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:
         self._speakers = speakers_of(choice)
         self._choice = choice if isinstance(choice, FaceChoice) else LARGEST
         self._chosen: list[int] = []
+        self._last: TrackedDetection | None = None
         self._shot, self._present_s = -1, Fraction(0)
 
     def choose(self, seen: FrameFaces, time_s: Fraction) -> list[tuple[TrackedDetection, int]]:
@@ -59,6 +66,9 @@ class Chooser:
             return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
         if seen.shot != self._shot and self._choice.kind != "at":
             self._chosen, self._shot = [], seen.shot
+        for face in seen.faces:
+            if self._last is not None and face.track_id == self._last.track_id:  # of whom more is known now, perhaps
+                self._chosen = [face.person if one == self._last.person else one for one in self._chosen]
         visible = {face.person: face for face in seen.faces}
         present = [person for person in self._chosen if person in visible]
         is_lasting = self._choice.kind == "at" or time_s - self._present_s <= _PATIENCE_S
@@ -68,7 +78,7 @@ class Chooser:
                 self._chosen.append(best.person)
                 present = [best.person]
         if present:
-            self._present_s = time_s
+            self._present_s, self._last = time_s, visible[present[0]]
         return [(visible[person], 0) for person in present[:1]]
 
     def _best(self, faces: Iterable[TrackedDetection]) -> TrackedDetection | None:
@@ -77,6 +87,9 @@ class Chooser:
             faces = [one for one in faces if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()]
         if side := {"left": -1, "right": 1}.get(self._choice.kind):
             return max(faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None)
+        faces = list(faces)
+        if self._choice.kind == "largest" and any(one.motion > _MOVING for one in faces):
+            faces = [one for one in faces if one.motion > _STILL]  # others are on posters and screens
         return max(faces, key=lambda one: area(one.face), default=None)
 
 
@@ -131,39 +144,57 @@ class MainFace:
         return None
 
 
+@dataclass(slots=True, eq=False)
+class _Fading:
+    """Of one person. `begins_s`: last frame before those in which it is painted; None = none, nothing fades in.
+    `last_s`: the last in which it is. `lost_s`: the first in which it is not any more."""
+
+    begins_s: Fraction | None
+    last_s: Fraction
+    lost_s: Fraction | None = None
+
+
 def faded(
     items: Generator[T, None, None], painted_in: Callable[[T], PaintedPeople]
 ) -> Generator[tuple[T, Shares], None, None]:
-    """Every item, one for each frame, in order with the shares of its faces; holds back those of the last `FADE_S`.
+    """Every item, one for each frame, in order with the shares of its faces; holds back those of `FADE_HELD_S`.
 
-    At cuts, and at both ends of the clip, nothing fades.
+    At cuts, and at both ends of the clip, nothing fades; nor around a loss that is over within `FADE_S`, as in a flash.
     """
     held: deque[tuple[T, Fraction, Shares]] = deque()
-    begins_s: dict[int, Fraction | None] = {}
+    people: dict[int, _Fading] = {}
     last_s: Fraction | None = None
     last_shot: int | None = None
     with closing(items):
         for item in items:
-            time_s, people, shot = painted_in(item)
-            is_cut = None not in (last_shot, shot) and last_shot != shot
-            before_s = None if is_cut else last_s
-            if not is_cut:
-                _fade_out(held, begins_s.keys() - people, time_s)
-            begins_s = {person: begins_s.get(person, before_s) for person in people}
-            held.append((item, time_s, {one: _share(begin_s, time_s) for one, begin_s in begins_s.items()}))
-            while held[0][1] <= time_s - FADE_S:
+            time_s, painted, shot = painted_in(item)
+            if None not in (last_shot, shot) and last_shot != shot:
+                people, last_s = {}, None
+            for person, fading in list(people.items()):
+                if person in painted:
+                    continue
+                fading.lost_s = fading.lost_s or time_s
+                if shot is None or time_s - fading.last_s >= FADE_S:
+                    _fade_out(held, person, people.pop(person))
+            for person in painted:
+                fading = people.setdefault(person, _Fading(last_s, time_s))
+                fading.last_s, fading.lost_s = time_s, None
+            shares = {person: _share(people[person].begins_s, time_s) for person in painted}
+            held.append((item, time_s, shares))
+            while held[0][1] <= time_s - FADE_HELD_S:
                 item, _, shares = held.popleft()
                 yield item, shares
             last_s, last_shot = time_s, shot
+    for person, fading in people.items():
+        _fade_out(held, person, fading)
     yield from ((item, shares) for item, _, shares in held)
 
 
-def _fade_out(held: deque[tuple[T, Fraction, Shares]], people: set[int], end_s: Fraction) -> None:
-    for person in people:
-        for _, time_s, shares in reversed(held):
-            if person not in shares:
-                break
-            shares[person] = min(shares[person], _share(time_s, end_s))
+def _fade_out(held: deque[tuple[T, Fraction, Shares]], person: int, fading: _Fading) -> None:
+    """Lowers the shares of a person who was lost, in the frames that wait."""
+    for _, time_s, shares in held:
+        if fading.lost_s is not None and person in shares:
+            shares[person] = min(shares[person], _share(time_s, fading.lost_s))
 
 
 def _share(start_s: Fraction | None, end_s: Fraction) -> Fraction:

@@ -20,7 +20,7 @@ _NOSE = np.array([5, 64, 294, 1])
 _BROWS_AND_NOSE = np.concatenate([_LEFT_BROW, _RIGHT_BROW, _NOSE])
 _MEANS = np.repeat(np.eye(3), [len(_LEFT_BROW), len(_RIGHT_BROW), len(_NOSE)], axis=1)
 _MEANS /= _MEANS.sum(axis=1, keepdims=True)
-_REGION_SCALE = 1.5
+REGION_SCALE = 1.5
 """Side of FaceMesh's square region, relative to the face's longer side."""
 _CONVERGED_SHIFT = 0.02
 """Fraction of its side by which a region may still move; talking heads move less per frame."""
@@ -62,7 +62,7 @@ class Region:
     def of(cls, box: Float32Array, left: Float32Array, right: Float32Array) -> Self:
         """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
         angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
-        side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
+        side = float(max(box[2] - box[0], box[3] - box[1])) * REGION_SCALE
         return cls(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
 
     @classmethod
@@ -141,9 +141,13 @@ def usable(face: Face, *, turned: bool = False) -> bool:
     width, height = (face.box[2:] - face.box[:2]).tolist()
     is_large = width >= LEAST_WIDTH_PX and height >= LEAST_HEIGHT_PX
     is_whole = is_large and _LEAST_ASPECT <= width / height <= _MOST_ASPECT and bool(np.isfinite(face.points).all())
+    return is_whole and (abs(roll_deg(face)) > _MOST_ROLL_DEG) is turned
+
+
+def roll_deg(face: Face) -> float:
+    """How far a face is tilted clockwise, from -180 to 180."""
     (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
-    roll_deg = degrees(atan2(right_y - left_y, right_x - left_x))
-    return is_whole and (abs(roll_deg) > _MOST_ROLL_DEG) is turned
+    return degrees(atan2(right_y - left_y, right_x - left_x))
 
 
 def turn(points: Float32Array | Float64Array) -> Float64Array:

@@ -10,8 +10,10 @@ mean, so that brightness and a tint of the light do not count. Measured on six p
 pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or more.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache, partial
 from math import sqrt
 from typing import Any, Literal
@@ -20,7 +22,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.face.geometry import SIDE_PX, Region, overlap
+from latentsync_trt.face.geometry import REGION_SCALE, SIDE_PX, Region, overlap
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
@@ -31,6 +33,14 @@ MOST_COMPARED, _GRADUAL_FACTOR = 12, 1.4
 Over half a second heads turn, too, so both limits are higher, and the scene must change as well."""
 _LEAST_SCENE_CHANGE = 0.5
 """Measured: up to 0.37 over half a second of a steady camera."""
+_LEAST_DISSOLVED, _MOST_BESIDE = 0.25, 0.25
+"""How unlike scenes are from a dissolve on, and how far those between may be from a blend of both, in parts of the
+change. Measured: 0.11 to 0.27 in dissolves between filmed people, 0.31 or more where a camera moves, or people do."""
+_SCENE_STEP_S = Fraction(1, 9)
+"""Time between the scenes that are remembered."""
+_DISSOLVE_SCENES = (4, 8, 16)
+"""So many scenes ago a dissolve may have begun: half a second, one, and two."""
+_MOST_SCENES = max(_DISSOLVE_SCENES) + 1
 _CELLS = 16
 _SAMPLES_PER_CELL = 4
 _SAMPLES = _SAMPLES_PER_CELL * _CELLS
@@ -47,14 +57,19 @@ _SAME_PLACE_IOU = 0.3
 _GRID = 16
 _BLOCK_PX = SIDE_PX // _GRID
 _Y, _X = (np.mgrid[0:_GRID, 0:_GRID] - (_GRID - 1) / 2) / _GRID
-_FACE_AND_HAIR = np.hypot(_X / 0.39, _Y / 0.45) < 1
+_HALF_WIDTH, _HALF_HEIGHT = 0.39, 0.45
+_FACE_AND_HAIR = np.hypot(_X / _HALF_WIDTH, _Y / _HALF_HEIGHT) < 1
+LOOK_REACH = (REGION_SCALE * _HALF_WIDTH, REGION_SCALE * _HALF_HEIGHT)
+"""How far a look reaches from the middle of a face, across and up, in lengths of the longer side of its box."""
 _DARK = 8 / 255
 """Keeps the noise of dark places from counting."""
 _LEAST_COLOR_CONTRAST = 0.1
 """Norm per sample below which a picture is flat."""
 _NEW_LOOK, _MOST_LOOKS = 0.06, 24
 """Looks of a person that are remembered are at least so different, and at most so many."""
-
+_STEADY = 0.12
+"""Measured: while people talk, looks of one person differ by 0.08 to 0.15 in the mean over seconds; in a dissolve of a
+second, and while a face comes in at an edge, by 0.3 or more within 0.4 s."""
 
 Change = Literal["none", "face", "scene"]
 """What a frame shows, compared with those before: the same person, another one there, or another shot."""
@@ -113,6 +128,36 @@ def change_of(shot: Sequence[Surroundings], now: Surroundings) -> Change:
     return "none"
 
 
+class Past:
+    """Scenes of the last two seconds of a shot, which tell a dissolve: all pictures in it are between two others."""
+
+    def __init__(self) -> None:
+        self._scenes: deque[tuple[Fraction, Float32Array]] = deque(maxlen=_MOST_SCENES)
+
+    def add(self, scene: Float32Array, time_s: Fraction) -> None:
+        """Remembers the next scene, if the last one is not too near."""
+        if not self._scenes or time_s - self._scenes[-1][0] >= _SCENE_STEP_S:
+            self._scenes.append((time_s, scene))
+
+    def is_dissolved(self, now: Float32Array, time_s: Fraction) -> bool:
+        """Whether the scene of a time has become `now` by a dissolve."""
+        scenes = [scene for before_s, scene in self._scenes if time_s - before_s >= _SCENE_STEP_S]
+        return any(_is_dissolve(scenes[-count:], now) for count in _DISSOLVE_SCENES if count <= len(scenes))
+
+
+def _is_dissolve(scenes: Sequence[Float32Array], now: Float32Array) -> bool:
+    first, *between = scenes
+    if _unlikeness(first, now) < _LEAST_DISSOLVED:
+        return False
+    change = now - first
+    size = float(change @ change)
+    shares = [float((scene - first) @ change) / size for scene in between]
+    if sum(0.2 < share < 0.8 for share in shares) < 2:
+        return False
+    beside = (scene - first - share * change for scene, share in zip(between, shares, strict=True))
+    return all(float(each @ each) <= _MOST_BESIDE**2 * size for each in beside)
+
+
 def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:
     """Whether two scenes are so unlike that they are different shots, if no face says otherwise."""
     return _unlikeness(before, now) >= _LEAST_SCENE_CHANGE
@@ -135,13 +180,16 @@ def _unlikeness(before: Float32Array, now: Float32Array) -> float:
     return 0.0 if contrast < _LEAST_CONTRAST**2 * now.size else 1.0 - float(before @ now) / contrast
 
 
+def shape_change(before: Complex128Array | None, now: Complex128Array | None) -> float:
+    """Root-mean-square distance of two shapes after the best similarity transform, 0 to 1; 1 if one is unknown."""
+    if before is None or now is None or before.shape != now.shape:
+        return 1.0
+    likeness = abs(complex((before.conj() * now).mean()))
+    return max(0.0, 1.0 - likeness**2) ** 0.5
+
+
 def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) -> bool:
-    # Root-mean-square distance of the landmarks after the best similarity transform, 0 to 1; 1 if unknown.
-    shape_change = 1.0
-    if before.shape is not None and now.shape is not None and before.shape.shape == now.shape.shape:
-        likeness = abs(complex((before.shape.conj() * now.shape).mean()))
-        shape_change = max(0.0, 1.0 - likeness**2) ** 0.5
-    is_changed = shape_change >= factor * _LEAST_SHAPE_CHANGE
+    is_changed = shape_change(before.shape, now.shape) >= factor * _LEAST_SHAPE_CHANGE
     return is_changed and _unlikeness(before.face, now.face) >= factor * _LEAST_FACE_CHANGE
 
 
@@ -163,11 +211,23 @@ def look_of(picture: Picture, face: Face) -> Float32Array | None:
 
 
 class Person:
-    """Someone who was seen, by `number`, and remembered by looks and the last face."""
+    """Someone who was seen, by `number`, and remembered by looks and the last face.
+
+    As long as all looks are doubtful, for the face is partly hidden, or changes, each is learned. The first certain one
+    replaces them; from then on, a doubtful one is learned only if it is like a certain one, so that a person does not
+    become another one little by little.
+    """
 
     def __init__(self, number: int, face: Face) -> None:
-        self.number, self._face = number, face
+        self.number = number
+        self._face = face
         self._looks: list[Float32Array] = []
+        self._certain: list[Float32Array] = []
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a certain look is known."""
+        return bool(self._certain)
 
     def is_likely(self, face: Face, look: Float32Array | None) -> bool:
         """Whether `face` can be that of the person; where neither has a look, the place decides."""
@@ -178,10 +238,53 @@ class Person:
 
     def distance(self, look: Float32Array | None) -> float:
         """How unlike the person's other looks this one is: 0 = the same, 1 = unrelated; 0 where nothing is known."""
-        return 0.0 if look is None or not self._looks else 1.0 - float(np.max(np.stack(self._looks) @ look))
+        return 0.0 if look is None else _distance(self._looks, look)
 
-    def learn(self, face: Face, look: Float32Array | None) -> None:
+    def learn(self, face: Face, look: Float32Array | None, *, is_certain: bool) -> None:
+        """Remembers where the person was seen last, and how, if there is a look."""
         self._face = face
-        if look is not None and (not self._looks or self.distance(look) > _NEW_LOOK):
-            self._looks.append(look)
-            del self._looks[1:-_MOST_LOOKS]  # the first one stays
+        if look is None:
+            return
+        if is_certain:
+            _add(self._certain, look)
+            self._looks = [one for one in self._looks if self._is_near(one)]
+        if self._is_near(look):
+            _add(self._looks, look)
+
+    def _is_near(self, look: Float32Array) -> bool:
+        """Whether a look is like a certain one, if there is one."""
+        return _distance(self._certain, look) <= SAME_PLACE_AND_PERSON
+
+
+def _add(looks: list[Float32Array], look: Float32Array) -> None:
+    """Adds a look to different ones; the first one stays."""
+    if not looks or _distance(looks, look) > _NEW_LOOK:
+        looks.append(look)
+        del looks[1:-_MOST_LOOKS]
+
+
+def are_alike(one: Float32Array | None, other: Float32Array | None) -> bool:
+    """Whether two looks are of one person; unknown ones are not."""
+    return one is not None and other is not None and _distance([one], other) <= _SAME_PERSON
+
+
+def _distance(looks: Sequence[Float32Array], look: Float32Array) -> float:
+    """To the nearest of some looks; 0 if there are none."""
+    return 1.0 - float(np.max(np.stack(looks) @ look)) if looks else 0.0
+
+
+class Steady:
+    """Whether a face has looked the same for a while: then nothing covers it, no light flashes, and it does not change
+    into another one."""
+
+    def __init__(self) -> None:
+        self._look: Float32Array | None = None
+        self._since_s = Fraction(0)
+
+    def lasts_s(self, look: Float32Array | None, time_s: Fraction) -> Fraction:
+        """How long the face has had about the `look` that it has at `time_s`; None = no look, which does not last."""
+        is_same = look is not None and self._look is not None and 1.0 - float(self._look @ look) <= _STEADY
+        if not is_same:
+            self._look = look
+            self._since_s = time_s
+        return time_s - self._since_s

@@ -1,6 +1,7 @@
 """The people of a clip: their numbers, portraits, what is known of each, and what was seen of faces."""
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,7 +15,7 @@ from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
 from latentsync_trt.face.speaking import MOUTH_VALUES, mouth_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import ON_ITS_SIDE, FrameFaces
-from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
+from latentsync_trt.types import Face, Float64Array, Frame, Interval, Picture, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""
@@ -25,6 +26,14 @@ _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
 _FRONTAL_TURN = 0.25
 """About 25°."""
+_MOST_TURNED = 0.25
+"""Share of the frames from which on a picture seems to be turned: a person who lies down for a while is not."""
+_TURNS = {
+    90: ("by 90° counterclockwise", "transpose=2"),
+    180: ("by 180°", "hflip,vflip"),
+    270: ("by 90° clockwise", "transpose=1"),
+}
+"""What turns faces upright that are turned clockwise by so much, in words and as FFmpeg's filters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +82,16 @@ class FoundPeople:
         for one in seen.faces:
             face, person = one.face, one.person
             row = time_s, *face.box.tolist(), *face.points.ravel().tolist(), *mouth_of(face.landmarks)
-            self.tracks.setdefault(one.track_id, (person, array("d")))[1].extend(row)
+            _, rows = self.tracks.get(one.track_id, (person, array("d")))
+            rows.extend(row)
+            self.tracks[one.track_id] = person, rows
             score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
             if person not in self._portraits or score > _BETTER * self._portraits[person][0]:
                 self._portraits[person] = score, _portrait(picture(), face)
 
     def result(self, clip: ClipMark) -> tuple[Tracks, dict[int, UInt8Array]]:
         """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of those hardly seen."""
-        found = [(person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()]
-        found.sort(key=lambda one: float(one[1][0, 0]))
+        found = self._apart()
         seen_s = dict.fromkeys((person for person, _ in found), 0.0)
         for person, rows in found:
             seen_s[person] += float(rows[-1, 0] - rows[0, 0])
@@ -94,6 +104,22 @@ class FoundPeople:
         )
         portraits = {number: self._portraits[person][1] for person, number in numbers.items()}
         return Tracks(clip, tuple(self._shots_s.values()), spans), portraits
+
+    def _apart(self) -> list[tuple[int, Float64Array]]:
+        """Person and rows of each track, by their first time; nobody is at two places, even where a face was only later
+        recognized as that of somebody who was seen elsewhere before."""
+        all_rows = [
+            (person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()
+        ]
+        all_rows.sort(key=lambda one: float(one[1][0, 0]))
+        ends_s: dict[int, float] = {}
+        found = []
+        for person, rows in all_rows:
+            left = rows[rows[:, 0] > ends_s.get(person, -np.inf)]
+            if len(left):
+                ends_s[person] = float(left[-1, 0])
+                found.append((person, left))
+        return found
 
 
 def _portrait(picture: Picture, face: Face) -> UInt8Array:
@@ -112,13 +138,13 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
 
 @dataclass(slots=True, eq=False)
 class FaceStats:
-    """What was seen of faces in all frames that were added, in their order. `untouched`: the times at which faces were
-    wanted, but none was chosen."""
+    """What was seen of faces in all frames that were added, in their order. `turned`: how many frames only show faces
+    that are turned, by the angle. `untouched`: the times at which faces were wanted, but none was chosen."""
 
     frames: int = 0
     frames_with_face: int = 0
     searched: int = 0
-    turned: int = 0
+    turned: Counter[int] = field(default_factory=Counter)
     most_faces: int = 0
     untouched: list[Interval] = field(default_factory=list)
 
@@ -130,7 +156,8 @@ class FaceStats:
             return
         self.searched += 1
         self.most_faces = max(self.most_faces, len(seen.faces))
-        self.turned += not seen.faces and seen.why_none == ON_ITS_SIDE
+        if not seen.faces and seen.why_none == ON_ITS_SIDE:
+            self.turned[seen.turned_deg] += 1
         if has_face:
             return
         reason = "other faces" if seen.faces else seen.why_none
@@ -138,6 +165,21 @@ class FaceStats:
         if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
             start_s = self.untouched.pop().start_s
         self.untouched.append(Interval(start_s, end_s, reason))
+
+    def turned_notice(self, video: Path) -> str | None:
+        """What to say about a `video` that seems to lie on its side, although a tilted head looks upright at times."""
+        count = self.turned.total()
+        if count <= _MOST_TURNED * self.searched:
+            return None
+        shown = f"{count} of the {self.searched} frames searched show only faces on their side or upside down"
+        return f"{video.name}: {shown}; {self._cure(video)}"
+
+    def _cure(self, video: Path) -> str:
+        """How to turn the picture upright."""
+        ((turned_deg, _),) = self.turned.most_common(1)
+        how, filters = _TURNS[turned_deg]
+        command = f"ffmpeg -i {video.name} -vf {filters} -c:a copy turned{video.suffix}"
+        return f"probably its rotation tag is wrong or missing; turn the picture {how}: {command}"
 
     def no_face(self, video: Path) -> NoFaceError:
         """The error for a `video`, none of whose frames shows a usable face that was chosen."""
@@ -148,8 +190,7 @@ class FaceStats:
             return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
         searched = f"any of the {self.searched} frames searched"
         if self.turned:
-            none = f"no upright face in {searched}, but {self.turned} with one on its side or upside down"
-            cure = "set it to 0, 90, 180 or 270: ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
-            return NoFaceError(f"{video}: {none}; probably its rotation tag is wrong; {cure}")
+            none = f"no upright face in {searched}, but {self.turned.total()} with one on its side or upside down"
+            return NoFaceError(f"{video}: {none}; {self._cure(video)}")
         least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
         return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")

@@ -153,17 +153,20 @@ def _span_text(rows: Float64Array) -> str:
 
 def read_tracks(path: Path) -> Tracks:
     """The tracks saved in `path`; raises `InputError`, which names the place, if it holds something else."""
-    file = from_json(_File, read_text(path, "write it with latentsync-trt faces"), path, InputError)
+    text = read_text(path, "write it with latentsync-trt faces")
     try:
+        file = from_json(_File, text, path)
         return Tracks(file.clip, _shots_s(file), _spans(file), _speaks(file))
     except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
+        place = str(error).removeprefix(f"{path}: ")
+        raise InputError(f"{path}: {place}; correct that, or write the file again: latentsync-trt faces") from error
 
 
 def _shots_s(file: _File) -> tuple[float, ...]:
     """When shots begin; raises `ValueError` if they are not in order."""
-    if not all(earlier < later for earlier, later in pairwise(file.shots_s)):
-        raise ValueError("shots_s: a shot does not begin after the one before")
+    for number, (earlier, later) in enumerate(pairwise(file.shots_s), 1):
+        if earlier >= later:
+            raise ValueError(f"shots_s[{number}]: a shot does not begin after the one before")
     return file.shots_s
 
 
@@ -188,13 +191,19 @@ def _spans(file: _File) -> tuple[FaceSpan, ...]:
 
 def _speaks(file: _File) -> tuple[Speaks, ...] | None:
     """Who speaks when, None if the file does not say it; raises `ValueError` that says where times are wrong."""
-    saved = [(each.person, each.speaks) for each in file.people] + [(None, file.unseen_speaks)]
-    if all(times_s is None for _, times_s in saved):
+    if file.unseen_speaks is None and all(each.speaks is None for each in file.people):
         return None
-    found = [Speaks(person, *time_s) for person, times_s in saved for time_s in times_s or ()]
-    if wrong := [one for one in found if one.start_s >= one.end_s]:
-        raise ValueError(f"speaks: {wrong[0].start_s:g} to {wrong[0].end_s:g} s does not end after it starts")
-    return tuple(sorted(found, key=lambda one: one.start_s))
+    speaks = _times(None, file.unseen_speaks, "unseen_speaks")
+    for place, each in enumerate(file.people):
+        speaks += _times(each.person, each.speaks, f"people[{place}].speaks")
+    return tuple(sorted(speaks, key=lambda one: one.start_s))
+
+
+def _times(person: int | None, times_s: list[tuple[float, float]] | None, where: str) -> list[Speaks]:
+    for number, (start_s, end_s) in enumerate(times_s or ()):
+        if start_s >= end_s:
+            raise ValueError(f"{where}[{number}]: {start_s:g} to {end_s:g} s does not end after it starts")
+    return [Speaks(person, *time_s) for time_s in times_s or ()]
 
 
 def _rows(span: _Span, where: str) -> Float64Array:
@@ -206,7 +215,8 @@ def _rows(span: _Span, where: str) -> Float64Array:
         ("the points coincide", np.ptp(rows[:, 5:].reshape(-1, 3, 2), axis=1).max(axis=1) < 1),
     ):
         if wrong.any():
-            raise ValueError(f"{where}.frames[{int(wrong.argmax())}]: {problem}")
+            row = int(wrong.argmax())
+            raise ValueError(f"{where}.frames[{row}], {rows[row, 0]:g} s: {problem}")
     rows = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
     if not len(rows):
         raise ValueError(f"{where}: has no frame between from_s and to_s")

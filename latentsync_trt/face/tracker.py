@@ -1,23 +1,33 @@
-"""Follows all faces of a video from frame to frame, tells who each is, and bridges short gaps."""
+"""Follows all faces of a video from frame to frame, and tells who each is."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from latentsync_trt.face import identity
-from latentsync_trt.face.geometry import area, checked, overlap, turn, usable
-from latentsync_trt.face.identity import Change, Person, View
-from latentsync_trt.types import Face, FaceDetector, Float32Array, Frame, Picture, UInt8Array, YuvPlanes
+from latentsync_trt.face.geometry import area, checked, overlap, roll_deg, turn, usable
+from latentsync_trt.face.identity import Change, Person, Steady, View
+from latentsync_trt.types import (
+    Complex128Array,
+    Face,
+    FaceDetector,
+    Float32Array,
+    Picture,
+    UInt8Array,
+    YuvPlanes,
+)
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
 
 _CONTINUES_IOU = 0.3
 """Least overlap with the box of the previous frame."""
+_JUMP_IOU = 0.5
+"""A face that overlaps its place in the frame before less moves fast."""
 _SAME_FACE_IOU = 0.4
 """Two tracks that overlap more show the same face."""
 HALF_S = Fraction(1, 2)
@@ -30,17 +40,20 @@ _MOTION = 0.5
 """Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh runs more often."""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
-_COVERED_IOU = 0.1
-"""A bridged face that overlaps another face more is behind it."""
+_DECIDED_S = Fraction(1, 10)
+"""So long a whole face must look the same before it is decided who it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedDetection:
-    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is."""
+    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is, as far as is known: in a later
+    frame of the track it can be another number, which then holds for all of it. `motion`: how far its points have moved
+    within the face since its track began, likewise; 1 = not known."""
 
     track_id: int
     person: int
     face: Face
+    motion: float = 1.0
 
 
 ON_ITS_SIDE = "on its side"
@@ -49,21 +62,36 @@ ON_ITS_SIDE = "on its side"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameFaces:
-    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used."""
+    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used. `turned_deg`: how
+    far a face `ON_ITS_SIDE` is turned clockwise: 90, 180 or 270."""
 
     shot: int
     faces: tuple[TrackedDetection, ...]
     why_none: str = "no face"
+    turned_deg: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Track:
+    """`person`: a guess, until `is_decided`. `beside`: who was seen elsewhere meanwhile."""
+
     track_id: int
     person: Person
     face: Face
+    beside: set[Person]
     shot: deque[identity.Surroundings] = field(default_factory=lambda: deque(maxlen=identity.MOST_COMPARED))
+    steady: Steady = field(default_factory=Steady)
+    is_decided: bool = False
     before: Face | None = None
     lost_s: Fraction | None = None
+    first_shape: Complex128Array | None = None
+    motion: float = 0.0
+
+    def move(self, shape: Complex128Array | None) -> None:
+        """Adds the points of the next frame."""
+        if self.first_shape is None:
+            self.first_shape = shape
+        self.motion = max(self.motion, identity.shape_change(self.first_shape, shape))
 
     def predicted(self) -> Face:
         """Where the face should be in the next frame."""
@@ -73,11 +101,22 @@ class _Track:
         return Face(box, self.face.points + np.float32(_MOTION) * (self.face.points - self.before.points))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trace:
+    """A new face in the frame before, where it was seen `earlier`, None = it was not, as after a cut: it is that of a
+    `track`, or was seen `beside` people."""
+
+    earlier: Face | None = None
+    track: _Track | None = None
+    beside: set[Person] = field(default_factory=set)
+
+
 class FaceTracker:
     """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
 
-    A face that is found again within half a second continues its track; a cut to another picture or
-    another person ends it. People keep their number throughout.
+    A face that is found again within half a second continues its track; a cut or dissolve to another picture or
+    another person ends it. People keep their number throughout. Whose a face is, is decided when all of it has looked
+    the same for a moment: not while it comes in at an edge, or in a flash.
 
     Args:
         detector: one with methods `follow` and `search`, as those of `MediaPipeDetector`, also follows faces, which is
@@ -88,17 +127,20 @@ class FaceTracker:
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
         self._detector, self._small = detector, small
         self._own = cast("MediaPipeDetector", detector) if hasattr(detector, "search") else None
-        self._people: list[Person] = []
+        self._people: dict[int, Person] = {}
         self._tracks: list[_Track] = []
-        self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
+        self._next_id, self._next_number, self._shot, self._now_s = 0, 0, -1, Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
         self._scene: Float32Array | None = None
+        self._last_view: View | None = None
+        self._past = identity.Past()
         self._in_shot: set[Person] = set()
         self._why_none = "no face"
+        self._turned_deg = 0
 
     def restart(self) -> None:
         """Begins a new shot with the next frame."""
-        self._tracks, self._scene = [], None
+        self._tracks, self._scene, self._last_view, self._past = [], None, None, identity.Past()
 
     def update(
         self,
@@ -116,10 +158,11 @@ class FaceTracker:
         view, self._now_s = View(picture, planes, overview), time_s
         self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
+        places = [(track, track.face) for track in live]
         found = self._usable(view, ()) if self._own is None else None
-        kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or identity.is_elsewhere(self._scene, view.scene)
-        is_cut = sum((elsewhere, "scene" in changes, not kept)) >= 2
+        kept, changes = self._continued(view, live, found, elsewhere=elsewhere)
+        is_cut = elsewhere and "scene" in changes
         if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
             kept = []
@@ -128,16 +171,23 @@ class FaceTracker:
             due = lost or self._now_s - self._searched_s >= HALF_S
             found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
         new = [face for face in found if all(face is not track.face for track in kept)]
-        if new and live and not kept and not is_cut and not any(self._lost(view, face, kept) for face in new):
-            self._begin_shot()  # all faces are others
-        self._admit(view, new, kept)
+        traced = [(face, self._traced(view, face, places, elsewhere=elsewhere)) for face in new]
+        if not kept and not is_cut and not any(trace.earlier for _, trace in traced):
+            is_other = bool(live) and ("scene" in changes or self._are_others(view, new))
+            if elsewhere or is_other:
+                self._begin_shot()
+        self._admit(view, traced, kept)
+        for track in kept:
+            self._learn(view, track, [other for other in kept if other is not track])
+            track.move(track.shot[-1].shape)
         for track in self._tracks:
             if track not in kept and track.lost_s is None:
                 track.before, track.lost_s = None, self._now_s
-        self._scene = view.scene
+        self._scene, self._last_view = view.scene, view
+        self._past.add(view.scene, self._now_s)
         order = sorted(kept, key=lambda track: track.track_id)
-        faces = tuple(TrackedDetection(track.track_id, track.person.number, track.face) for track in order)
-        return FrameFaces(self._shot, faces, self._why_none)
+        faces = tuple(TrackedDetection(one.track_id, one.person.number, one.face, one.motion) for one in order)
+        return FrameFaces(self._shot, faces, self._why_none, self._turned_deg)
 
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
@@ -150,15 +200,24 @@ class FaceTracker:
 
     def _begin_shot(self) -> None:
         self._shot += 1
-        self._tracks, self._in_shot = [], set()
+        self._tracks, self._past, self._in_shot = [], identity.Past(), set()
 
-    def _continued(self, view: View, live: list[_Track], found: list[Face] | None) -> tuple[list[_Track], list[Change]]:
-        """The tracks that go on, moved to their new places, and what ended others of which something is seen."""
+    def _continued(
+        self, view: View, live: list[_Track], found: list[Face] | None, *, elsewhere: bool
+    ) -> tuple[list[_Track], list[Change]]:
+        """The tracks that go on, moved to their new places, and what ended others of which something is seen.
+
+        `elsewhere`: whether the scene is another one; else points of a face that is partly outside say nothing.
+        """
         kept: list[_Track] = []
         changes: list[Change] = []
         for track, face in self._at_their_places(view, live, found):
             around = view.around(face)
-            change = identity.change_of(track.shot, around)
+            if not elsewhere and not _is_inside(face, view.picture):
+                track.shot.clear()
+            change = identity.change_of(track.shot, around) if track.shot else "none"
+            if change == "none" and self._has_become_another(view, track, face):
+                change = "scene"
             track.shot.append(around)
             if change == "none":
                 track.before, track.face = track.face, face
@@ -171,6 +230,12 @@ class FaceTracker:
                 kept.remove(track)
                 track.face = track.before or track.face
         return kept, changes
+
+    def _has_become_another(self, view: View, track: _Track, face: Face) -> bool:
+        """Whether the face has changed into another one little by little, as the picture has, in a dissolve."""
+        if not track.is_decided or not self._past.is_dissolved(view.scene, self._now_s):
+            return False
+        return _is_inside(face, view.picture) and not track.person.is_likely(face, view.look(face))
 
     def _at_their_places(self, view: View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
         """Tracks with the faces that continue them, among those `found`, or by following."""
@@ -204,8 +269,10 @@ class FaceTracker:
             faces = self._own.search(view.picture, view.overview(), known, small=small)
         fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
         if not fine and not known:
-            if any(usable(face, turned=True) for face in faces):
+            turned = [face for face in faces if usable(face, turned=True)]
+            if turned:
                 self._why_none = ON_ITS_SIDE
+                self._turned_deg = round(roll_deg(max(turned, key=area)) / 90) * 90 % 360
             elif faces:
                 self._why_none = "too small"
             else:
@@ -213,20 +280,53 @@ class FaceTracker:
                 self._why_none = "turned away" if is_turned_away else "no face"
         return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
-    def _admit(self, view: View, new: list[Face], kept: list[_Track]) -> None:
-        """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
-        if self._searched_s == self._now_s:
-            for known in kept:
-                known.person.learn(known.face, view.look(known.face))
-        for face in new:
-            track = self._lost(view, face, kept) or self._begun(view, face, kept)
+    def _are_others(self, view: View, new: list[Face]) -> bool:
+        """Whether none of the new faces, of which there is one, is that of a lost track."""
+        return bool(new) and not any(self._lost(view, face, []) for face in new)
+
+    def _traced(self, view: View, face: Face, places: Sequence[tuple[_Track, Face]], *, elsewhere: bool) -> _Trace:
+        """What the frame before tells of a face. `places`: where tracks were in it; `elsewhere`: perhaps of a shot."""
+        earlier = self._earlier(view, face, [place for _, place in places]) if places else None
+        if earlier is None:
+            return _Trace()
+        for track, place in places:
+            if overlap(earlier, [place]) > _SAME_FACE_IOU:
+                # A track ends where its face changes; but one that jumps was not followed there.
+                is_same = track in self._tracks or overlap(face, [place]) < _JUMP_IOU
+                moves_on = track.before is not None and overlap(face, [between(track.before, place, 2)]) > _JUMP_IOU
+                return _Trace(earlier, track) if is_same and (moves_on or not elsewhere) else _Trace()
+        return _Trace(earlier, beside={track.person for track, _ in places})
+
+    def _earlier(self, view: View, face: Face, places: Sequence[Face]) -> Face | None:
+        """A face that looks the same, in the frame before, at about the same place; perhaps beside those at `places`,
+        where it is now."""
+        last = self._last_view
+        if last is None or self._own is None:
+            return None
+
+        def looks_the_same(earlier: Face) -> bool:
+            is_near = _moved(earlier, face) <= _FARTHEST
+            return is_near and identity.are_alike(last.look(earlier), view.look(face))
+
+        followed = self._own.follow(last.picture, face)
+        if followed is not None and looks_the_same(followed):
+            return followed
+        return next(filter(looks_the_same, self._own.search(last.picture, last.overview(), places)), None)
+
+    def _admit(self, view: View, traced: list[tuple[Face, _Trace]], kept: list[_Track]) -> None:
+        """Continues lost tracks or begins new ones."""
+        for face, trace in traced:
+            visible = {other.person for other in kept}
+            track = trace.track
+            if track is None or track.person in visible:
+                track = self._lost(view, face, kept) or self._begun(view, face, trace.beside | visible, kept)
             if track is None:
                 continue
-            track.face, track.lost_s = face, None
+            if track not in self._tracks:
+                self._tracks.append(track)
+            track.face, track.before, track.lost_s = face, trace.earlier, None
             track.shot.clear()
             track.shot.append(view.around(face))
-            self._in_shot.add(track.person)
-            track.person.learn(face, view.look(face))
             kept.append(track)
 
     def _lost(self, view: View, face: Face, kept: list[_Track]) -> _Track | None:
@@ -239,29 +339,80 @@ class FaceTracker:
         ]
         return min(near, key=lambda track: track.person.distance(look), default=None)
 
-    def _begun(self, view: View, face: Face, kept: list[_Track]) -> _Track | None:
-        """A new track; None for an unknown face that may be half of someone of this shot who is missing."""
-        visible, look = {other.person for other in kept}, view.look(face)
-        likely = (person for person in self._people if person not in visible and person.is_likely(face, look))
-        person = min(likely, key=lambda person: person.distance(look), default=None)
+    def _begun(self, view: View, face: Face, beside: set[Person], kept: list[_Track]) -> _Track | None:
+        """A new track of the likeliest person who is not seen elsewhere, or of somebody new: a guess. None for an
+        unknown face behind another, which may be half of someone of this shot who is missing."""
+        person = self._likeliest(view, face, beside)
         if person is None:
-            if self._in_shot - visible and _is_half_hidden(face, [one.face for one in kept], view.picture.shape[1]):
+            is_missing = self._in_shot - {track.person for track in kept}
+            if is_missing and _is_behind(face, [track.face for track in kept]):
                 self._searched_s = self._now_s - HALF_S  # looks again in the next frame
                 return None
-            person = Person(len(self._people), face)
-            self._people.append(person)
-        track = _Track(self._next_id, person, face)
+            person = self._somebody(face)
+        track = _Track(self._next_id, person, face, beside)
         self._next_id += 1
         self._tracks = [*(other for other in self._tracks if other.person != person), track]
         return track
 
+    def _likeliest(self, view: View, face: Face, excluded: set[Person]) -> Person | None:
+        look = view.look(face)
+        likely = [one for one in self._people.values() if one not in excluded and one.is_likely(face, look)]
+        return min(likely, key=lambda person: person.distance(look), default=None)
 
-def _is_half_hidden(face: Face, others: Iterable[Face], width_px: int) -> bool:
-    """Whether hair and ears reach beyond a side of the picture or the box of another face."""
-    margin = (face.box[2:] - face.box[:2]) / 4
-    low, high = face.box[:2] - margin, face.box[2:] + margin
-    beyond = low[0] < 0 or high[0] > width_px
-    return bool(beyond) or any((low < one.box[2:]).all() and (high > one.box[:2]).all() for one in others)
+    def _somebody(self, face: Face) -> Person:
+        person = Person(self._next_number, face)
+        self._next_number += 1
+        self._people[person.number] = person
+        return person
+
+    def _learn(self, view: View, track: _Track, others: list[_Track]) -> None:
+        """Decides whose face it is, and remembers how it looks, if all of it is seen and looks as it did before."""
+        track.beside.update(other.person for other in others)
+        if track.is_decided:
+            self._in_shot.add(track.person)
+        if track.is_decided and self._searched_s != self._now_s:
+            return
+        face = track.face
+        is_whole = _is_inside(face, view.picture) and not _is_behind(face, [one.face for one in others])
+        look = view.look(face) if is_whole else None
+        lasts_s = track.steady.lasts_s(look, self._now_s)
+        is_certain = look is not None and lasts_s >= (HALF_S if track.is_decided else _DECIDED_S)
+        if is_certain and not track.is_decided:
+            self._decide(view, track)
+        if is_certain or self._searched_s == self._now_s:
+            is_best = is_whole or not track.person.is_certain
+            track.person.learn(face, view.look(face) if is_best else None, is_certain=is_certain)
+
+    def _decide(self, view: View, track: _Track) -> None:
+        """Who it is, now that it can be seen: the likeliest of those who were not seen elsewhere meanwhile."""
+        guess = track.person
+        person = self._likeliest(view, track.face, track.beside if guess.is_certain else {guess, *track.beside})
+        if person is None:
+            person = self._somebody(track.face) if guess.is_certain else guess
+        elif not guess.is_certain:
+            del self._people[guess.number]
+        track.person = person
+        track.is_decided = True
+        self._tracks = [other for other in self._tracks if other is track or other.person is not person]
+
+
+def _reach(face: Face) -> tuple[Float32Array, Float32Array]:
+    """Upper left and lower right corner of face and hair."""
+    middle = (face.box[:2] + face.box[2:]) / 2
+    reach = float((face.box[2:] - face.box[:2]).max()) * np.array(identity.LOOK_REACH, np.float32)
+    return middle - reach, middle + reach
+
+
+def _is_inside(face: Face, picture: Picture) -> bool:
+    """Whether face and hair are inside the picture."""
+    low, high = _reach(face)
+    return bool((low >= 0).all() and (high <= picture.shape[1::-1]).all())
+
+
+def _is_behind(face: Face, others: Sequence[Face]) -> bool:
+    """Whether face or hair reach into the box of another face."""
+    low, high = _reach(face)
+    return any((low < one.box[2:]).all() and (high > one.box[:2]).all() for one in others)
 
 
 def _moved(last: Face, face: Face) -> float:
@@ -269,74 +420,7 @@ def _moved(last: Face, face: Face) -> float:
     return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    frame: Frame
-    picture: Picture
-    seen: FrameFaces
-    faces: dict[int, TrackedDetection]
-
-    def add(self, found: TrackedDetection) -> bool:
-        """Adds a face unless it is behind another."""
-        if overlap(found.face, [other.face for other in self.faces.values()]) > _COVERED_IOU:
-            return False
-        self.faces[found.track_id] = found
-        return True
-
-
-class LookAhead:
-    """Gives each frame back with its faces, after at most half a second of others.
-
-    Where a track has a gap, its face is interpolated, unless the picture there does not look like it. A face that was
-    found by a search, which runs every half second only, is followed back to where it appears.
-    """
-
-    def __init__(self, tracker: FaceTracker) -> None:
-        self._tracker = tracker
-        self._held: deque[_Held] = deque()
-
-    def push(self, frame: Frame, picture: Picture, seen: FrameFaces) -> list[tuple[Frame, FrameFaces]]:
-        """Adds the next frame, whose `picture` has square pixels; returns those that need not wait any longer."""
-        now = _Held(frame, picture, seen, {})
-        for sighting in seen.faces:
-            gap: list[_Held] = []
-            for held in reversed(self._held):
-                if sighting.track_id in held.faces:
-                    self._bridge(held, gap, now, sighting)
-                    break
-                gap.append(held)
-            else:
-                self._follow_back(sighting, [held for held in gap if held.seen.shot == seen.shot])
-            now.faces[sighting.track_id] = sighting
-        self._held.append(now)
-        return self.finish(before_s=frame.time_s - HALF_S)
-
-    def finish(self, before_s: Fraction | None = None) -> list[tuple[Frame, FrameFaces]]:
-        """All frames that still wait, or those before a time."""
-        left = []
-        while self._held and (before_s is None or self._held[0].frame.time_s < before_s):
-            held = self._held.popleft()
-            left.append((held.frame, replace(held.seen, faces=tuple(held.faces.values()))))
-        return left
-
-    def _bridge(self, last: _Held, gap: Sequence[_Held], now: _Held, after: TrackedDetection) -> None:
-        before, start_s, end_s = last.faces[after.track_id], last.frame.time_s, now.frame.time_s
-        for held in gap:
-            face = _between(before.face, after.face, float((held.frame.time_s - start_s) / (end_s - start_s)))
-            if self._tracker.is_seen(held.picture, face, after.person):
-                held.add(replace(after, face=face))
-
-    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held]) -> None:
-        for held in earlier:
-            face = self._tracker.near(held.picture, sighting.face, sighting.face)
-            if face is None or not self._tracker.is_seen(held.picture, face, sighting.person):
-                return
-            sighting = replace(sighting, face=face)
-            if not held.add(sighting):
-                return
-
-
-def _between(one: Face, other: Face, part: float) -> Face:
+def between(one: Face, other: Face, part: float) -> Face:
     pairs = [(one.box, other.box), (one.points, other.points)]
     if one.landmarks is not None and other.landmarks is not None:
         pairs.append((one.landmarks, other.landmarks))

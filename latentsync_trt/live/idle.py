@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.live.options import LiveOptions
+from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import parse_face
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
 from latentsync_trt.sync.threads import prefetch
-from latentsync_trt.types import AlignedFace, FaceDetector, Float32Array, Frame, VideoInfo, YuvPlanes
+from latentsync_trt.types import AlignedFace, ColorTags, FaceDetector, Float32Array, Frame, VideoInfo, YuvPlanes
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.windows import Inpainter
@@ -45,6 +47,13 @@ class IdleLoop:
         count = len(self.planes)
         turned = position % max(1, 2 * (count - 1))
         return turned if turned < count else 2 * (count - 1) - turned
+
+
+def blank_loop(side_px: int) -> IdleLoop:
+    """A picture without a face, whose windows take as long to paint as those of a clip; `side_px`: of a face."""
+    side, nothing = side_px // PIXELS_PER_LATENT, np.zeros((2, 2), np.uint8)
+    planes = YuvPlanes(nothing, nothing, nothing, ColorTags())
+    return IdleLoop(picture_info(2, 2, rgb=False), (planes,), (), np.zeros((1, 9, side, side), np.float32))
 
 
 def load_idle(video: Path, options: LiveOptions, detector: FaceDetector, inpainter: "Inpainter") -> IdleLoop:

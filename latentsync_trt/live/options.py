@@ -47,6 +47,9 @@ class LiveOptions:
         2.0, "Memory for the pictures of the idle clip; a larger clip is refused.", minimum=0.001, maximum=256.0
     )
     sound_rate_hz: Literal["16000", "24000", "48000"] = _live_option("48000", "Samples per second of the sound.")
+    slow: bool = _live_option(
+        False, "Open a session although painting is slower than real time here: pictures and sound come with pauses."
+    )
     preset: PresetName = _as_for_sync("preset", default="fast")
     steps: int | None = _as_for_sync("steps")
     solver: Solver | None = _as_for_sync("solver")

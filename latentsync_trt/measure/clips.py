@@ -14,7 +14,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop, crop_size_px, mouth_mask, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.measure.lips import Curves, Loudness, gap_of, joined
+from latentsync_trt.measure.lips import CLOSED_GAP, Curves, Loudness, gap_of, joined
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SpokenMouth
@@ -87,14 +87,16 @@ def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
 
 
 def choose_moments(curves: Curves) -> dict[int, str]:
-    """Labels by frame: one with a face in each sixth of the clip, alternating a wide and a shut mouth; by what a known
-    mouth should do (m, b, p rather than silence), else by the measured gap."""
-    opening = curves.mouth.opening - curves.mouth.shut if curves.mouth else curves.gaps
+    """Labels by frame: one with a face in each sixth of the clip, in every second one the most shut mouth if its lips
+    touch there, else the widest; as measured."""
     moments = {}
     for number, part in enumerate(np.array_split(np.arange(len(curves)), 6)):
         seen = part[~np.isnan(curves.gaps[part])]
-        if seen.size:
-            shows, choose = ("shut", np.argmin) if number % 2 else ("wide", np.argmax)
-            index = int(seen[choose(opening[seen])])
-            moments[index] = f"{index / MODEL_FPS:.2f} s\n{shows}"
+        if not seen.size:
+            continue
+        index = int(seen[np.argmin(curves.gaps[seen])])
+        if number % 2 == 0 or curves.gaps[index] >= CLOSED_GAP:
+            index = int(seen[np.argmax(curves.gaps[seen])])
+        shows = "shut" if curves.gaps[index] < CLOSED_GAP else "wide"
+        moments[index] = f"{index / MODEL_FPS:.2f} s\n{shows}"
     return moments

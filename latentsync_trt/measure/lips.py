@@ -109,19 +109,19 @@ def score(gaps: Float32Array, mouth: SpokenMouth) -> SyncScore:
     return SyncScore(*agreement(gaps, mouth.opening), closures, closed_rate(gaps, mouth.silent))
 
 
-def measured(curves: Curves, speaker: int = 0) -> LipMeasure:
+def measured(curves: Curves, person: int | None = None) -> LipMeasure:
     """The verdict on a clip, from the voice alone, and its figures."""
     known = ~np.isnan(curves.gaps)
     frames, spoken = int(known.sum()), int((known & (curves.levels_db[:, 0] > QUIET_DB)).sum())
     shut = closed_rate(curves.gaps, curves.silent)
     silence = None if math.isnan(shut) else shut
     if spoken < _LEAST_SPOKEN:
-        return LipMeasure(speaker, frames, "cannot tell", shut_in_silence=silence)
+        return LipMeasure(person, frames, "cannot tell", shut_in_silence=silence)
     alike, distinct, late_frames = following(curves.gaps, curves.levels_db[:, 1:])
     follows = distinct >= FOLLOWS
     verdict: Verdict = "follows" if follows else "weak" if spoken >= _ENOUGH_FRAMES else "cannot tell"
     late_ms = late_frames * 1000 // MODEL_FPS if follows and late_frames else None
-    return LipMeasure(speaker, frames, verdict, alike, distinct, late_ms, silence)
+    return LipMeasure(person, frames, verdict, alike, distinct, late_ms, silence)
 
 
 def gap_of(mesh: Float32Array) -> float:

@@ -153,4 +153,4 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
 
 def contact_sheet(people: Sequence[PersonSummary], portraits: Mapping[int, UInt8Array]) -> "Figure":
     """The portrait of each person of a clip, with their number and for how long they are seen."""
-    return face_grid(("face",), {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people})
+    return face_grid(("person",), {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people})

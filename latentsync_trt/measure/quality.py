@@ -36,14 +36,16 @@ class Quality:
     """Adds up what painted faces look like; memory grows by 12 bytes a face.
 
     Args:
-        starts_s: when the recording of each speaker begins in the output. pictures: whether to keep those of `moments`.
-        mismatch: looks at the first painted faces. syncnet: new meters of each speaker, if SyncNet is to measure.
+        starts_s: when each recording begins in the output. people: whose recordings they are, by number; None = of the
+            one whom `--face` chose. pictures: whether to keep those of `moments`.
+        mismatch: looks at the first painted faces. syncnet: new meters of each recording, if SyncNet is to measure.
     """
 
     def __init__(
         self,
         starts_s: Sequence[Fraction],
         *,
+        people: Sequence[int] | None = None,
         pictures: bool = False,
         mismatch: ModelMismatchCheck | None = None,
         syncnet: Sequence[SyncMeter] = (),
@@ -51,6 +53,7 @@ class Quality:
         self.starts_s, self.mismatch, self.syncnet = tuple(starts_s), mismatch, syncnet
         self._loudness = [Loudness() for _ in starts_s]
         self._lips = [(array("q"), array("f")) for _ in starts_s]
+        self.people: list[int | None] = [None] * len(self.starts_s) if people is None else [*people]
         self._pictures = pictures
         self._best: dict[str, tuple[float, float, list[bytes]]] = {}
 
@@ -81,7 +84,8 @@ class Quality:
 
     def result(self, from_s: float = 0.0) -> Measures:
         """The measures of all faces so far; `from_s`: when the first frame begins that could be measured."""
-        lips = [measured(curves, speaker) for speaker, curves in enumerate(self.curves()) if curves is not None]
+        found = zip(self.people, self.curves(), strict=True)
+        lips = [measured(curves, person) for person, curves in found if curves is not None]
         mismatch = self.mismatch
         fit = (None, None, "") if mismatch is None else (mismatch.color, mismatch.sharpness, mismatch.text)
         return Measures(tuple(lips), from_s, *fit, tuple(meter.result() for meter in self.syncnet))
@@ -128,7 +132,7 @@ def _painted(frame: Frame, patch: Patch) -> UInt8Array:
 def write_report(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
     """Writes the page of a finished run, which contains its pictures; raises `OutputError` if it cannot be written."""
     curves = quality.curves()
-    names = [f"Speaker {number}" if len(curves) > 1 else "Face" for number in range(len(curves))]
+    names = ["Face" if person is None else f"Person {person}" for person in quality.people]
     lips = []
     for name, start_s, found in zip(names, quality.starts_s, curves, strict=True):
         if found is not None:

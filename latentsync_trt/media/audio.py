@@ -1,11 +1,9 @@
 """Audio input: the first audio stream of a file, each sample at the time of its stamp, mixed to a layout."""
 
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import cache, reduce
-from os import SEEK_END
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +12,7 @@ from av import AudioFrame, AudioLayout, AudioResampler, AudioStream, FFmpegError
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import codec_name, guarded, open_input, reading
+from latentsync_trt.media.files import codec_name, guarded, is_mp4, open_input, reading
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
 
@@ -23,17 +21,19 @@ SPEECH_RATE_HZ = 16_000  # of the network's audio encoder
 # Of sources, up to DSD512. At 1 GHz, which a damaged header may state, the resampler alone takes 1 GB.
 _LEAST_RATE_HZ, _MOST_RATE_HZ = 1_000, 4_000_000
 
-# Of what follows in WAV; of all frames in MP3, if its first one states it.
-_STATED_LENGTH = re.compile(rb"(?s)RIFF(.{4})|\xff.{12,40}(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})")
-_UNKNOWN_LENGTH = 0x7FFFF000  # or more: written where the length was not known yet
-_LEAST_MISSING_S = 0.1
-
 _STANDARD = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """By number of channels. For all but 6.1, AAC has a channel configuration, which every player knows."""
 
 _LARGER = {"2.1": "5.1", "3.0(back)": "4.0", "3.1": "5.1", "quad": "5.0", "quad(side)": "5.0", "4.1": "5.1"}
 _LARGER |= {"6.0": "7.1", "6.1": "7.1", "7.0": "7.1"}
 """Standard layouts with a place for each channel of others, whose places are not in that of as many channels."""
+
+# Places that swresample can mix; with others, it may write beyond its memory.
+_MIXED = {"FL", "FR", "FC", "LFE", "BL", "BR", "FLC", "FRC", "BC", "SL", "SR", "TC", "TFL", "TFC", "TFR"}
+_MIXED |= {"TBL", "TBC", "TBR", "NONE"}
+_LOW = {"LFE", "LFE2"}
+# All other channels together are silent below this share of the power of low frequencies.
+_SILENT = 1e-6
 
 # Of the power that channels with nothing in common have together; and how much of a power counts after a second, as
 # chords and echoes may cancel each other out for moments.
@@ -54,32 +54,47 @@ def standard(layout: str) -> str:
 @cache
 def mixing(source: str, target: str) -> Float32Array:
     """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as swresample has it. Stereo
-    becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel. Where it does
-    not know the places, channels keep their order, or become mono as their mean."""
-    given, wanted = (AudioLayout(layout).nb_channels for layout in (source, target))
+    becomes mono as its mean, surround sound mostly from the center, without the low-frequency channel, but with all
+    others, of which swresample leaves some out. Where it does not know the places, channels keep their order, or become
+    mono as their mean."""
+    names = [channel.name for channel in AudioLayout(source).channels]
+    given, wanted = len(names), AudioLayout(target).nb_channels
     if (given, wanted) == (1, 2):  # swresample would make it 3 dB softer than players that play mono on two speakers
         return np.ones((1, 2), np.float32)
+    shares = _resampled(source, target, given, wanted) if _MIXED.issuperset(names) else None
+    if shares is None:
+        shares = np.full((given, wanted), 1 / given, np.float32)
+    if wanted > 1:
+        return np.eye(given, dtype=np.float32) if given == wanted and shares.max() < 1 else shares
+    left_out = (shares[:, 0] == 0) & ~np.isin(names, list(_LOW))
+    shares[left_out] = shares[shares > 0].min()
+    return shares / shares.sum()
+
+
+def _resampled(source: str, target: str, given: int, wanted: int) -> Float32Array | None:
+    """swresample's shares of `given` channels in `wanted` ones; None where it has none."""
     try:
         # Without the option swresample does not normalize a mix into float: stereo would be 3 dB too loud.
         resampler = AudioResampler("flt", target, 48_000, options={"rematrix_maxval": "1.0"})
         impulses = AudioFrame.from_ndarray(np.eye(given, dtype=np.float32).reshape(1, -1), "flt", source)
         impulses.sample_rate = 48_000
         mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(impulses)]
-        shares = np.concatenate(mixed, axis=1).reshape(given, wanted)
     except FFmpegError:
-        shares = np.full((given, wanted), 1 / given, np.float32)
-    return np.eye(given, dtype=np.float32) if given == wanted and shares.max() < 1 else shares
+        return None
+    return np.concatenate(mixed, axis=1).reshape(given, wanted)
 
 
 class Mixer:
     """Turns blocks of a sound at `rate_hz` into those of the layout `target`. Where a mono mix would be silent, as that
-    of left and right with opposite phase, the louder channel takes its place. `canceled_s`: for how long it did."""
+    of left and right with opposite phase, the louder channel takes its place, and where only the low-frequency channel
+    has had sound, that one. `canceled_s`, `low_s`: for how long they did."""
 
     def __init__(self, target: str, rate_hz: int) -> None:
         self._target, self._source, self._power = target, "", 0.0
         self._shares = self._used = np.zeros(0, np.float32)
-        self._powers = np.zeros(0)
-        self.channels, self.rate_hz, self.canceled_s = AudioLayout(target).nb_channels, rate_hz, 0.0
+        self._powers = self._total = np.zeros(0)
+        self.channels, self.rate_hz = AudioLayout(target).nb_channels, rate_hz
+        self.canceled_s = self.low_s = 0.0
 
     @np.errstate(invalid="ignore")  # what is not finite is refused later, with its time
     def mix(self, block: Float32Array, source: str) -> Float32Array:
@@ -90,12 +105,19 @@ class Mixer:
             return block @ mixing(source, self._target)
         if source != self._source:
             self._source, self._shares = source, mixing(source, self._target)[:, 0]
-            self._used, self._powers, self._power = self._shares, np.zeros(len(self._shares)), 0.0
+            self._used, self._power = self._shares, 0.0
+            self._powers = self._total = np.zeros(len(self._shares))
         begins, length_s = not self._powers.any(), len(block) / self.rate_hz
         before, self._used = self._used, self._shares
-        self._powers = _KEPT**length_s * self._powers + np.square(block, dtype=np.float64).sum(axis=0)
+        powers = np.square(block, dtype=np.float64).sum(axis=0)
+        self._powers = _KEPT**length_s * self._powers + powers
+        self._total = self._total + powers
         self._power = _KEPT**length_s * self._power + float(np.square(block @ self._shares, dtype=np.float64).sum())
-        if self._power < _CANCELED * (np.square(self._shares) @ self._powers):
+        low = np.where(self._shares == 0, self._total, 0)
+        if (self._total - low).sum() < _SILENT * low.sum():
+            self._used = np.eye(len(low), dtype=np.float32)[low.argmax()]
+            self.low_s += length_s
+        elif self._power < _CANCELED * (np.square(self._shares) @ self._powers):
             louder = (self._shares * (1 + before) * self._powers).argmax()
             self._used = np.eye(len(self._shares), dtype=np.float32)[louder]
             self.canceled_s += length_s
@@ -108,22 +130,6 @@ def audio_duration_s(path: Path) -> Fraction:
     """Duration of the first audio stream of `path`, as `read_audio_blocks` gives it; raises `MediaError` as that."""
     end_s = max(timed.end_s for timed in audio_frames(path))
     return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
-
-
-def cut_off_notices(path: Path) -> list[str]:
-    """Says how much a WAV or MP3 file lacks of the length in its header: FFmpeg reads what is there."""
-    with path.open("rb") as file:
-        head = file.read(10)
-        # Before the first frame of an MP3 may be a tag; each byte has 7 bits of its length.
-        start = 10 + reduce(lambda length, byte: length << 7 | byte, head[6:], 0) if head[:3] == b"ID3" else 0
-        file.seek(start)
-        stated, size = _STATED_LENGTH.match(file.read(200)), file.seek(0, SEEK_END)
-    if stated is None:
-        return []
-    end = start + int.from_bytes(stated[2]) if stated[2] else stated.end() + int.from_bytes(stated[1], "little")
-    missing_s = float(audio_duration_s(path) * (end - size) / size) if size < end < _UNKNOWN_LENGTH else 0.0
-    what = f"{path}: lacks {missing_s:.1f} s of the sound that its header states; copy or download it again"
-    return [what] if missing_s >= _LEAST_MISSING_S else []
 
 
 def first_sample_s(path: Path) -> Fraction | None:
@@ -218,12 +224,12 @@ def audio_frames(path: Path, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[
     """Decoded frames, at least one, at their times, the first at `delay_s`; the last one ends where the track does."""
     with open_audio(path) as stream:
         clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
-        is_mp4 = "mp4" in stream.container.format.name.split(",")
+        container = cast(InputContainer, stream.container)
         for frame, following in with_next(_frames(path, stream)):
             stamp_s, duration_s = stamp_of(frame), Fraction(frame.samples, frame.sample_rate)
             time_s = clock.advance(stamp_s, duration_s)
             # The encoder's padding: only MP4 states lengths of tracks to the sample.
-            if following is None and is_mp4 and stamp_s is not None and stream.duration and stream.time_base:
+            if following is None and is_mp4(container) and stamp_s is not None and stream.duration and stream.time_base:
                 beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
                 duration_s -= beyond_s if 0 < beyond_s < duration_s else 0
             yield Timed(time_s, duration_s, frame)

@@ -12,6 +12,7 @@ from typing import cast
 import av
 from av import FFmpegError, VideoCodecContext, VideoFormat, VideoFrame, VideoStream
 from av.codec import find_best_pix_fmt_of_list
+from av.codec.context import Flags as CodecFlags
 from av.container import OutputContainer
 
 from latentsync_trt.config import MODEL_FPS, Codec, SyncOptions
@@ -50,6 +51,30 @@ _HDR_PARAMETERS = {
     _SVT_AV1: ("mastering-display", "content-light", 1, 1),
 }
 
+# FFmpeg's names for where chroma samples lie (`VideoInfo.chroma_place`). Those of mirrored pictures
+# lie at the right, which no format can state.
+_CHROMA_PLACES = {
+    (0, 1): "left",
+    (1, 1): "center",
+    (0, 0): "topleft",
+    (1, 0): "top",
+    (0, 2): "bottomleft",
+    (1, 2): "bottom",
+}
+_USUAL_X, _USUAL_Y = 0, 1  # what players take
+# What encoders state in 4:2:0, and Matroska in its own header for any sampling.
+_PLACES_OF = {
+    "libx264": tuple(_CHROMA_PLACES.values()),
+    "libx265": tuple(_CHROMA_PLACES.values()),
+    _SVT_AV1: ("left", "topleft"),
+}
+_PLACES_IN_MKV = "left", "center", "topleft", "top"
+
+# Encoders with a mode for interlaced pictures.
+_INTERLACED = "libx264", "prores_ks", "ffv1"
+# FFmpeg's numbers for progressive pictures, and for interlaced ones by which field is first.
+_FIELD_ORDERS = {None: 1, True: 4, False: 5}
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -83,7 +108,8 @@ ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != 
 @dataclass(frozen=True, slots=True)
 class VideoEncoder:
     """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the format needs it;
-    `color`: its tags; `notices`: what it cannot preserve of the source."""
+    `color`: its tags; `chroma_place`, `top_field_first`: as in `VideoInfo`; `notices`: what it cannot
+    preserve of the source."""
 
     codec: Codec
     ffmpeg: str
@@ -93,6 +119,42 @@ class VideoEncoder:
     color: ColorTags
     options: tuple[tuple[str, str], ...]
     notices: tuple[str, ...] = ()
+    chroma_place: tuple[int, int] | None = None
+    top_field_first: bool | None = None
+
+    @property
+    def chroma_name(self) -> str | None:
+        """FFmpeg's name of `chroma_place`; None if it has none, or nothing is stated."""
+        return None if self.chroma_place is None else _CHROMA_PLACES.get(self.chroma_place)
+
+    @property
+    def frame_tags(self) -> str:
+        """What FFmpeg's filter `setparams` is to set in pictures besides color tags."""
+        tags = dict[str, str]()
+        if self.chroma_name is not None:
+            tags["chroma_location"] = self.chroma_name
+        if self.top_field_first is not None:
+            tags["field_mode"] = "tff" if self.top_field_first else "bff"
+        return ":".join(f"{name}={value}" for name, value in tags.items())
+
+    @property
+    def keeps_fields(self) -> bool:
+        """Whether readers learn which fields the pictures have. Those of H.264 believe the stream,
+        all others the container."""
+        return self.top_field_first is None or self.ffmpeg in _INTERLACED or self.codec != "h264"
+
+    def keeps_chroma_place(self, suffix: str) -> bool:
+        """Whether readers of a container learn `chroma_place`, or assume it."""
+        if self.chroma_place is None:
+            return True
+        x, y = self.chroma_place
+        columns, rows = _chroma_of(VideoFormat(self.pixel_format))
+        if (columns == 16 or x == _USUAL_X) and (rows == 16 or y == _USUAL_Y):
+            return True
+        # Readers of H.264 and HEVC in Matroska believe the stream, not the container.
+        if suffix == ".mkv" and self.codec not in ("h264", "hevc") and self.chroma_name in _PLACES_IN_MKV:
+            return True
+        return columns == rows == 8 and self.chroma_name in _PLACES_OF.get(self.ffmpeg, ())
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
@@ -198,6 +260,9 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     color = encoder.color
     context.color_primaries, context.color_trc = color.primaries, color.transfer
     context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
+    context.field_order = _FIELD_ORDERS[encoder.top_field_first]
+    if encoder.top_field_first is not None and encoder.ffmpeg in _INTERLACED:
+        context.flags |= CodecFlags.interlaced_dct
 
 
 def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
@@ -209,23 +274,46 @@ def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> 
     form = _nearest_format(library, info.pixel_format)
     if codec == "prores":
         settings.setdefault(library.speed, "4444" if _chroma_of(form) == (16, 16) else "hq")
-    parameters = _hdr_parameters(library.ffmpeg, info.hdr)
-    if name == "x265":  # reports its settings on standard error
-        parameters["log-level"] = "error"
-    picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
-    if name == "x264" and _X264_PICTURES * picture_bytes > _X264_BYTES:
-        parameters |= _X264_SMALL
+    parameters = _parameters(name, library.ffmpeg, form, info)
     if parameters:
         settings[f"{name}-params"] = ":".join(f"{key}={value}" for key, value in parameters.items())
+    place = _chroma_place(form, info)
+    # Of other samplings than 4:2:0, H.264 and HEVC do not state it.
+    if place in _CHROMA_PLACES and (library.ffmpeg not in _PLACES_OF or _chroma_of(form) == (8, 8)):
+        settings["chroma_sample_location"] = _CHROMA_PLACES[place]
     # FFV1 codes any size; the others only whole samples of chroma.
     across, down = (1, 1) if codec == "ffv1" else (16 // count for count in _chroma_of(form))
-    size = info.width_px + info.width_px % across, info.height_px + info.height_px % down
+    if info.top_field_first is not None and name in ("x264", "prores"):
+        down *= 2  # each field is coded as a picture
+    size = info.width_px + -info.width_px % across, info.height_px + -info.height_px % down
     color = info.color
     if color.matrix == RGB_IDENTITY and not form.is_rgb:
         primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
         color = ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
-    encoder = VideoEncoder(codec, library.ffmpeg, form.name, *size, color, tuple(settings.items()))
+    encoder = VideoEncoder(
+        codec,
+        library.ffmpeg,
+        form.name,
+        *size,
+        color,
+        tuple(settings.items()),
+        chroma_place=place,
+        top_field_first=info.top_field_first,
+    )
     return replace(encoder, notices=tuple(_losses(encoder, info)))
+
+
+def _parameters(name: str, ffmpeg: str, form: VideoFormat, info: VideoInfo) -> dict[str, str]:
+    """What an encoder's library takes by names of its own."""
+    parameters = _hdr_parameters(ffmpeg, info.hdr)
+    if name == "x265":  # reports its settings on standard error
+        parameters["log-level"] = "error"
+    if name == "x264" and info.top_field_first is not None:  # else only the second frame says so
+        parameters["tff" if info.top_field_first else "bff"] = "1"
+    picture_bytes = info.width_px * info.height_px * sum(each.bits for each in form.components) // 8
+    if name == "x264" and _X264_PICTURES * picture_bytes > _X264_BYTES:
+        parameters |= _X264_SMALL
+    return parameters
 
 
 def _settings_of(codec: Codec, name: str, options: SyncOptions) -> dict[str, str]:
@@ -282,10 +370,25 @@ def _chroma_of(form: VideoFormat) -> tuple[int, int]:
     return form.chroma_width(16), form.chroma_height(16)
 
 
+def _chroma_place(form: VideoFormat, info: VideoInfo) -> tuple[int, int] | None:
+    """Where chroma samples lie in pictures of `form`: as in the source and, along an axis on which
+    that has one for each pixel, where players expect them."""
+    columns, rows = _chroma_of(VideoFormat(info.pixel_format))
+    if info.chroma_place is None and (columns, rows) == _chroma_of(form):
+        return None
+    x, y = info.chroma_place or (_USUAL_X, _USUAL_Y)
+    if columns == 16:
+        x = _USUAL_X
+    if rows == 16:
+        y = _USUAL_Y
+    return x, y
+
+
 def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
     if (info.width_px, info.height_px) != (encoder.width_px, encoder.height_px):
         sizes = f"{info.width_px}×{info.height_px} to {encoder.width_px}×{encoder.height_px}"
-        yield (f"{encoder.pixel_format} needs even sides: the picture grows from {sizes} by repeating its edge")
+        where = "" if encoder.top_field_first is None else " of each field"
+        yield (f"{encoder.pixel_format} needs even sides{where}: the picture grows from {sizes} by repeating its edge")
     source, form = VideoFormat(info.pixel_format), VideoFormat(encoder.pixel_format)
     source_bits, bits = source.components[0].bits, form.components[0].bits
     if bits < source_bits:
@@ -300,5 +403,7 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
     if info.captions:
         cure = 'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
         yield f"closed captions within the picture (CEA-608, CEA-708) are left out; {cure}"
+    if not encoder.keeps_fields:
+        yield f"{encoder.ffmpeg} does not store that the picture is interlaced"
     if info.interlaced:
         yield ("the picture is interlaced; its fields are not separated")

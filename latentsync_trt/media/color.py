@@ -1,7 +1,9 @@
 """Codes and light of a picture's planes, by its color tags (ITU-T H.273), and patches mixed into them. Pure.
 
 A chroma sample belongs to the center of the pixels it covers: conversion to RGB repeats it for all of them, and
-conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
+conversion back takes their mean. The two cancel out, so softly blended pixels do not drift. Where the
+samples of a file lie elsewhere (`VideoInfo.chroma_place`), the networks see colors half a pixel off,
+and painted colors move back.
 
 HDR becomes SDR for the networks per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
 
@@ -10,6 +12,10 @@ HDR becomes SDR for the networks per channel, on the non-linear signal of PQ and
 2. Light → signal of an SDR display: s = light^(1/2.4) (ITU-R BT.1886).
 3. A soft knee: s up to 0.75 stays; above, 0.75 + a·x / (x + a) with x = s − 0.75, which continues with slope 1 and
    reaches 1 at 1000 cd/m². Reference white becomes 0.89, and brighter light than 1000 cd/m² 1.
+
+What this leaves out of the source, as light above 1000 cd/m² and codes between two levels, is added to
+the signal of a patch: all of it where the patch has the level that the networks saw, and less, the
+further it is away from that.
 
 Primaries are not converted, as clipping to BT.709 has no inverse: the networks see slightly paler colors.
 """
@@ -22,7 +28,16 @@ from typing import NamedTuple
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import ColorTags, Float32Array, Float64Array, Patch, SampleArray, UInt8Array, YuvPlanes
+from latentsync_trt.types import (
+    ColorTags,
+    Float32Array,
+    Float64Array,
+    Patch,
+    SampleArray,
+    UInt8Array,
+    UInt16Array,
+    YuvPlanes,
+)
 
 _WHITE = 65535  # of a patch
 RGB_IDENTITY, BT709, UNSPECIFIED, BT2020_NCL = 0, 1, 2, 9
@@ -45,6 +60,7 @@ HDR_TRANSFERS = PQ, HLG = 16, 18  # in ITU-T H.273
 
 _PEAK, _REFERENCE = 1000.0, 203.0  # cd/m²: the nominal display of HLG, and HDR reference white
 _GAMMA, _KNEE = 2.4, 0.75
+_FAR = 32 * 257.0  # on a patch's scale; from here on, nothing is added
 
 # PQ: BT.2100, table 4.
 _M1, _M2 = 2610 / 16384, 2523 / 4096 * 128
@@ -119,24 +135,74 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
     """Mixes patches into `planes`, one over the other, in their depth, matrix and range. Each sample is mixed by the
     patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep their value. In HDR, the
     patch passes the inverse of the curve that made `Frame.picture`. Raises as `coding_of`."""
+    patches = [patch for patch in patches if patch.weight.size]
+    # Of all patches before the first one is mixed, as HDR depends on what was there.
+    codes_of_each = [_patch_codes(planes, patch) for patch in patches]
+    for patch, codes in zip(patches, codes_of_each, strict=True):
+        _mix((planes.y,), codes[:1], patch, planes.y.shape, planes.bits)
+        _mix((planes.u, planes.v), codes[1:], patch, planes.y.shape, planes.bits)
+
+
+def _patch_codes(planes: YuvPlanes, patch: Patch) -> list[Float32Array]:
+    """The codes `(h, w)` of a patch for each plane, not rounded."""
     import cv2  # not where inputs are checked, which need other parts of this module
 
     height_px, width_px = planes.y.shape
     hdr = hdr_of(planes.color.transfer)
-    for patch in patches:
-        if not patch.weight.size:
-            continue
-        matrix = codes_of(coding_of(planes.color, width_px, height_px, planes.bits), 1 if hdr else _WHITE)
-        rgb = hdr.signal[patch.rgb] if hdr else patch.rgb.astype(np.float32)
-        codes = [np.empty_like(patch.weight) for _ in matrix]
-        for code, row in zip(codes, matrix, strict=True):  # quicker than at once
-            cv2.transform(rgb, row[None], dst=code)
-        _mix((planes.y,), codes[:1], patch, (height_px, width_px), planes.bits)
-        _mix((planes.u, planes.v), codes[1:], patch, (height_px, width_px), planes.bits)
+    coding = coding_of(planes.color, width_px, height_px, planes.bits)
+    rgb = patch.rgb.astype(np.float32) if hdr is None else _patch_signal(planes, patch, hdr, coding)
+    matrix = codes_of(coding, _WHITE if hdr is None else 1)
+    codes = [np.empty_like(patch.weight) for _ in matrix]
+    for code, row in zip(codes, matrix, strict=True):  # quicker than at once
+        cv2.transform(rgb, row[None], dst=code)
+    return codes
+
+
+def _patch_signal(planes: YuvPlanes, patch: Patch, hdr: "HdrCurve", coding: Coding) -> Float32Array:
+    """The HDR signal `(h, w, 3)` of a patch on `planes`, in [0, 1] where they are within their range."""
+    import cv2
+
+    height, width = patch.weight.shape
+    y, x = patch.y_px, patch.x_px
+    rows = slice(y - y % 2, y + height)
+    columns = slice(x - x % 2, x + width)
+    codes = full_codes(planes, rows, columns)[y % 2 :, x % 2 :]
+    source = cv2.transform(codes.astype(np.float32), levels_of(coding, 1))
+    seen = hdr.sdr[hdr_levels(codes, coding)] * np.uint16(_WHITE // 255)
+    nearness = 1 - np.abs(patch.rgb - seen.astype(np.float32)) / _FAR
+    lost = source - hdr.signal[seen]
+    return np.asarray(hdr.signal[patch.rgb] + lost * np.maximum(nearness, 0), np.float32)
+
+
+def hdr_levels(codes: SampleArray, coding: Coding) -> UInt16Array:
+    """The place of HDR `codes (h, w, 3)` in `HdrCurve.sdr`, for R, G and B."""
+    import cv2
+
+    return np.asarray(cv2.transform(codes.astype(np.uint16), levels_of(coding, _WHITE)), np.uint16)
+
+
+def full_codes(planes: YuvPlanes, rows: slice, columns: slice) -> SampleArray:
+    """The codes `(h, w, 3)` of a part of a picture, chroma repeated. It begins at an even row and column."""
+    import cv2
+
+    steps = (1, 1), *2 * (planes.pixels_per_sample,)
+    parts = list[SampleArray]()
+    for plane, (down, across) in zip((planes.y, planes.u, planes.v), steps, strict=True):
+        part = plane[rows.start // down : -(-rows.stop // down), columns.start // across : -(-columns.stop // across)]
+        if down * across > 1:  # a sample twice in a row: one number of twice the bits
+            own, double = part.dtype, np.dtype(f"u{across * part.itemsize}")
+            factor = 1 if across == 1 else int(np.iinfo(own).max) + 2
+            repeated = np.empty((len(part), down, part.shape[1]), double)
+            np.multiply(part[:, None], double.type(factor), out=repeated)
+            part = repeated.view(own).reshape(down * len(part), -1)
+        parts.append(part[: rows.stop - rows.start, : columns.stop - columns.start])
+    whole = np.empty((*parts[0].shape, 3), parts[0].dtype)
+    cv2.merge(parts, dst=whole)
+    return whole
 
 
 def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
-    """`rgb (H, W, 3)` as 8-bit planes, coded as `color` says: 4:2:0, or G, B, R for matrix 0."""
+    """`rgb (H, W, 3)` as 8-bit planes, coded as `color`, of SDR, says: 4:2:0, or G, B, R for matrix 0."""
     height, width = rgb.shape[:2]
     if color.matrix == RGB_IDENTITY:
         red, green, blue = (np.ascontiguousarray(rgb[..., channel]) for channel in range(3))

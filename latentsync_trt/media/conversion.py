@@ -1,7 +1,7 @@
 """Converts FFmpeg's frames to upright planes, and planes to frames; what frames say of HDR."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, cast
@@ -13,6 +13,7 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix
+from latentsync_trt.media.decoding import filtered
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
@@ -24,30 +25,72 @@ _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
 
-# PyAV raises for every frame that has side data which it has no name for, as EXIF in a
-# photograph: here, such data get the name of a kind that nothing reads.
-SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
-
 _DYNAMIC = {
     SideDataType.DOVI_RPU_BUFFER: "Dolby Vision",
     SideDataType.DOVI_METADATA: "Dolby Vision",
     SideDataType.DYNAMIC_HDR_PLUS: "HDR10+",
     SideDataType.DYNAMIC_HDR_VIVID: "HDR Vivid",
 }
+_READ_KINDS = {
+    SideDataType.DISPLAYMATRIX,
+    SideDataType.A53_CC,
+    SideDataType.CONTENT_LIGHT_LEVEL,
+    SideDataType.MASTERING_DISPLAY_METADATA,
+    SideDataType.SPHERICAL,
+    SideDataType.STEREO3D,
+    *_DYNAMIC,
+}
+_KINDS = 64  # of side data; FFmpeg 8.1 has about half as many
 
 
-def orientation_of(frame: VideoFrame) -> tuple[bool, int, int]:
+def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
+    """The side data that are read here, by their kind.
+
+    FFmpeg removes all others first. PyAV would free the metadata of side data a second time, which
+    ends the process: a PNG has the name of its color profile there. For kinds that it has no name
+    for, as Exif, it raises an error.
+    """
+    read: list[Any] = [kind.value for kind in _READ_KINDS]
+    unread = [("sidedata", f"delete:{number}") for number in range(_KINDS) if number not in read]
+    entries: Any = filtered([frame], *unread).side_data
+    return {entry.type: bytes(entry) for entry in entries}
+
+
+def orientation_of(side_data: Mapping[SideDataType, bytes]) -> tuple[bool, int, int]:
     """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and columns."""
-    side_data: Any = frame.side_data
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:
         return False, 1, 1
     # Row vectors: x' = a·x + c·y, y' = b·x + d·y, in 16.16 fixed point and machine byte order.
-    a, b, _, c, d, *_ = struct.unpack("=9i", bytes(matrix))
+    a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
     if (a or d) and (b or c):
         raise InputError("its display matrix rotates by an angle that is not a multiple of 90°")
     across, down = (c, b) if b or c else (a, d)
     return bool(b or c), -1 if down < 0 else 1, -1 if across < 0 else 1
+
+
+def upright_place(place: tuple[int, int] | None, orientation: tuple[bool, int, int]) -> tuple[int, int] | None:
+    """Where chroma samples lie, as in `VideoInfo`, in pictures that were made upright."""
+    if place is None:
+        return None
+    transpose, down, across = orientation
+    x, y = place
+    if transpose:
+        x, y = y, x
+    if across < 0:
+        x = 2 - x
+    if down < 0:
+        y = 2 - y
+    return x, y
+
+
+def upright_field(top_first: bool | None, orientation: tuple[bool, int, int]) -> bool | None:
+    """As `VideoInfo.top_field_first`, in pictures that were made upright. Transposed ones have no
+    fields of rows."""
+    transpose, down, _ = orientation
+    if transpose or top_first is None:
+        return None
+    return top_first == (down > 0)
 
 
 def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
@@ -79,7 +122,7 @@ class FrameConverter:
         # Read once: PyAV's frames and their side data form reference cycles, so each
         # frame would stay in memory until garbage collection.
         if self._first is None:
-            upright = orientation_of(frame)
+            upright = orientation_of(side_data_of(frame))
             name = _coded_format(frame.format, transposed=upright[0])
             self._first = upright, color, name, VideoFormat(name).components[0].bits
         (transpose, down, across), common, wanted, bits = self._first
@@ -113,14 +156,19 @@ def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: 
 
 
 def _planes_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range."""
-    full_range = frame.format.name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
+    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range. Gray without
+    a tag, as in photographs and raw video, has full range: where a codec implies the limited one,
+    its decoder says so."""
+    is_gray = len(frame.format.components) < 3
+    full_range = _FULL_RANGE.get(int(frame.color_range))
+    if frame.format.name.startswith("yuvj") or (is_gray and full_range is None):
+        full_range = True
     color = ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
     if frame.format.is_rgb or frame.format.has_palette:
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:
         return color
-    if len(frame.format.components) > 2:
+    if not is_gray:
         raise InputError("its planes are YUV, but have the tag of RGB's color matrix; convert the video to BT.709")
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
@@ -155,12 +203,11 @@ def views(frame: VideoFrame) -> list[SampleArray]:
     return [samples.reshape(plane.height, -1)[:, : plane.width] for plane, samples in zip(planes, stored, strict=True)]
 
 
-def metadata_of(frame: VideoFrame) -> HdrMetadata:
-    """The HDR metadata of a decoded frame; `InputError` for Dolby Vision in its own color space (profile 5)."""
-    entries: Any = frame.side_data
-    data = {entry.type: bytes(entry) for entry in entries}
+def metadata_of(transfer: int, data: Mapping[SideDataType, bytes]) -> HdrMetadata:
+    """The HDR metadata in the side data of a frame; `transfer`: the frame's, as in `ColorTags`. Raises
+    `InputError` for Dolby Vision in its own color space (profile 5)."""
     dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
-    if "Dolby Vision" in dynamic and int(frame.color_trc) == UNSPECIFIED:
+    if "Dolby Vision" in dynamic and transfer == UNSPECIFIED:
         what = "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders show"
         raise InputError(f"{what}; export it as HDR10, HLG or SDR")
     mastering, light = None, data.get(SideDataType.CONTENT_LIGHT_LEVEL)

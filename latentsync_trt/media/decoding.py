@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 
@@ -16,15 +17,24 @@ from av import FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.filter import Graph
 from av.stream import Discard, Disposition, Stream
+from av.video.reformatter import ColorRange, Colorspace
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import check_size
+from latentsync_trt.media.files import check_size, decode
 
 _MOST_BYTES = 100_000_000
 
 # In Matroska a value begins with its length. After width and height of a video follow, among others, pixels to hide.
 _NUMBERS = re.compile(rb"(?s)\xb0[\x81-\x84].{1,4}?\xba[\x81-\x84].{1,4}?((?:[\x9a\x9d]\x81.|[ST].(?:\x81.|\x82..))+)")
 _EDGE = re.compile(rb"(?s)T([\xaa\xbb\xcc\xdd])(\x81.|\x82..)")
+# Along x and y: 1 at the first pixel that a chroma sample covers, 2 between both.
+_CHROMA_PLACE = re.compile(rb"\x55\xb7\x81([\1\2])\x55\xb8\x81([\1\2])")
+
+# By FFmpeg's number of the order in which fields are stored and shown.
+_TOP_FIELD_FIRST = {2: True, 3: False, 4: True, 5: False}
+
+# JPEG 2000 and TIFF: their Y'CbCr is that of JPEG, which FFmpeg does not say.
+_UNTAGGED_PICTURES = "j2k_pipe", "tiff_pipe"
 
 _Box = tuple[bytes, memoryview]  # name and content
 
@@ -40,7 +50,7 @@ def is_tile(stream: Stream) -> bool:
 
 def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
-    crop, size, frames = _crop(stream), None, container.decode(stream)
+    crop, size, frames = _crop(stream), None, decode(container, stream)
     if not stream.disposition & Disposition.default and any(map(is_tile, container.streams)):
         try:
             frames = iter([_composed(path, container)])
@@ -53,29 +63,55 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
             raise InputError(f"its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height}")
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
-        yield _filtered([frame], ("crop", crop)) if crop else frame
+        if container.format.name in _UNTAGGED_PICTURES and frame.color_range == ColorRange.UNSPECIFIED:
+            frame.color_range, frame.colorspace = ColorRange.JPEG, Colorspace.ITU601
+        yield filtered([frame], ("crop", crop)) if crop else frame
+
+
+def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
+    """Where the chroma samples of coded pictures lie, as in `VideoInfo`."""
+    place = _CHROMA_PLACE.search(_matroska_header(stream))
+    return (place[1][0] - 1, place[2][0] - 1) if place else None
+
+
+def top_field_first(stream: VideoStream, frame: VideoFrame) -> bool | None:
+    """Of an interlaced frame, whether its top field is the earlier one; None where neither the frame
+    nor the container says that it is interlaced."""
+    if not frame.interlaced_frame:
+        return _TOP_FIELD_FIRST.get(stream.codec_context.field_order)
+    try:
+        filtered([frame], ("select", "eq(interlace_type,TOPFIRST)"))
+    except BlockingIOError:  # it was not selected
+        return False
+    return True
 
 
 def _crop(stream: VideoStream) -> str:
-    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing.
-    PyAV passes it on to outputs only: what Matroska's muxer writes is read."""
-    header = BytesIO()
-    with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
-        output.add_stream_from_template(stream, opaque=True)
-        output.start_encoding()
-    numbers = _NUMBERS.search(header.getvalue())
+    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing."""
+    numbers = _NUMBERS.search(_matroska_header(stream))
     edges = {name: int.from_bytes(number[1:]) for name, number in _EDGE.findall(numbers[1] if numbers else b"")}
     bottom, top, left, right = (edges.get(name, 0) for name in (b"\xaa", b"\xbb", b"\xcc", b"\xdd"))
     return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1" if edges else ""
 
 
-def _filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
+def _matroska_header(stream: VideoStream) -> bytes:
+    """What Matroska's muxer writes of a stream, with properties that PyAV passes on to outputs only;
+    empty for codecs that Matroska does not hold."""
+    header = BytesIO()
+    with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
+        output.add_stream_from_template(stream, opaque=True)
+        output.start_encoding()
+    return header.getvalue()
+
+
+def filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
     """What FFmpeg's filters, each with its options, make of frames, all of which the first one takes."""
     graph = Graph()
     graph.threads = 1
     nodes = [*(graph.add(*each) for each in filters), graph.add("buffersink")]
+    time_base = frames[0].time_base or Fraction(1)
     for place, frame in enumerate(frames):
-        source = graph.add_buffer(None, frame.width, frame.height, frame.format, time_base=frames[0].time_base)
+        source = graph.add_buffer(None, frame.width, frame.height, frame.format, time_base=time_base)
         source.link_to(nodes[0], 0, place)
     graph.link_nodes(*nodes).configure()
     for place, frame in enumerate(frames):
@@ -134,7 +170,7 @@ def _composed(path: Path, container: InputContainer) -> VideoFrame:
         elif kind == b"clap":
             place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
             filters.append(("crop", place.format(*struct.unpack(">IIIIiIiI", content))))
-    photo = _filtered([parts[tile] for tile in tiles], *filters)
+    photo = filtered([parts[tile] for tile in tiles], *filters)
     photo.color_primaries, photo.color_trc = first.color_primaries, first.color_trc
     photo.colorspace, photo.color_range = first.colorspace, first.color_range
     return photo

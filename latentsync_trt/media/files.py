@@ -9,9 +9,9 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import av
-from av import CodecContext, FFmpegError, Packet
+from av import CodecContext, FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import InputContainer
-from av.stream import Stream
+from av.stream import Disposition, Stream
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import why_missing
@@ -28,6 +28,8 @@ _INPUT_OPTIONS = {
     "max_pixels": f"{MOST_PIXELS}",
     "pattern_type": "none",  # for pictures whose name contains "%d"; other demuxers ignore it
 }
+
+_DAMAGED = "damaged"
 
 T = TypeVar("T")
 
@@ -62,10 +64,37 @@ def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
         yield item
 
 
+def decode(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """The pictures of a stream. Those of packets that FFmpeg marks as damaged get a mark, as decoders do not say it."""
+    damaged = set[int | None]()
+    for packet in container.demux(stream):
+        if packet.is_corrupt and packet.pts is not None:
+            damaged.add(packet.pts)
+        for frame in packet.decode():
+            if frame.pts in damaged:
+                frame.opaque = _DAMAGED
+            yield frame
+
+
+def is_damaged(frame: VideoFrame) -> bool:
+    """Whether a part of a picture is missing or wrong in the file."""
+    return frame.is_corrupt or frame.opaque == _DAMAGED
+
+
 def codec_name(stream: Stream) -> str:
     """FFmpeg's name of the codec; empty if it does not know the codec."""
     context: CodecContext | None = stream.codec_context  # PyAV's types leave the None out
     return "" if context is None else context.codec.canonical_name
+
+
+def is_mp4(container: InputContainer) -> bool:
+    """Whether it is MP4 or one of its kin, as MOV and M4A."""
+    return "mp4" in container.format.name.split(",")
+
+
+def picture_streams(container: InputContainer) -> list[VideoStream]:
+    """The video streams that are no covers."""
+    return [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
 
 
 @contextmanager

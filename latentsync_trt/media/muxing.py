@@ -6,10 +6,14 @@ mark says that AI changed the picture: machine-readable as IPTC's digital source
 | container | machine-readable | in words |
 |---|---|---|
 | .mp4 | XMP in a `uuid` box at the end of the file | comment, encoder |
-| .mov | XMP in `moov/udta/XMP_` | comment |
+| .mov | XMP in `moov/udta/XMP_`; with keys as in .mp4 | comment |
 | .mkv | the tag DIGITAL_SOURCE_TYPE | comment, SOFTWARE |
 
 XMP stands where part 3 of its specification wants it.
+
+FFmpeg writes the tags of .mp4 and .mov in one of two ways: as fields that every player knows, which have no place for
+what phones write ("com.apple.quicktime.make", "com.android.version"), or as keys. Keys are for sources that have such
+tags; the usual ones are then written under Apple's names, too.
 """
 
 import re
@@ -19,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import merge
+from io import BytesIO
 from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
@@ -28,9 +33,10 @@ from uuid import UUID
 import av
 from av import AudioStream, Packet, VideoStream
 from av.container import InputContainer, OutputContainer
-from av.stream import AttachmentStream, Discard, Stream
+from av.stream import AttachmentStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
 
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.decoding import is_tile
@@ -90,6 +96,19 @@ _PER_S = 1000  # stamps of subtitles and chapters
 # Tags of the source's file itself, and a time code, which FFmpeg refuses for unusual rates.
 _OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
 
+# Apple's names of tags that are keys, by FFmpeg's names.
+_USUAL_TAGS = ("title", "artist", "album", "comment", "copyright", "description", "genre", "keywords", "make", "model")
+_APPLE_KEYS = {name: f"com.apple.quicktime.{name}" for name in _USUAL_TAGS}
+_APPLE_KEYS["location"] = "com.apple.quicktime.location.ISO6709"
+_COMMENTS = ("comment", _APPLE_KEYS["comment"])
+
+# Of a track: that it is a cover, a thumbnail, a photo or a part of one. The output's picture is none of these.
+_STILL = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
+_STILL |= Disposition.dependent | Disposition.multilayer
+
+_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
+_LONG_S = Fraction(10**6)
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -109,12 +128,10 @@ class Contents:
 def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -> tuple[str, ...]:
     """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises `MediaError`, and
     `FFmpegError` and `OSError` if `path` cannot be written."""
-    suffix, options = contents.suffix, {"max_interleave_delta": _MOST_HELD_US}
-    if suffix != ".mkv":
-        options["movflags"] = "+faststart"
-        if finished.per_s >= _LEAST_TIMESCALE:
-            options["video_track_timescale"] = str(finished.per_s)
-    container = av.open(f"file:{path}", "w", options=options)
+    tags, options = _tags(contents), {"max_interleave_delta": _MOST_HELD_US}
+    if contents.suffix != ".mkv" and finished.per_s >= _LEAST_TIMESCALE:
+        options["video_track_timescale"] = str(finished.per_s)
+    container = _open_output(f"file:{path}", contents.suffix, tags, "+faststart", options)
     try:
         with ExitStack() as opened:
             video, problems = _add_video(container, folder, finished, contents), list[str]()
@@ -122,19 +139,15 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
             if contents.sound.pieces:
                 streams.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
             if contents.source is not None:
-                others = _open_others(contents.source, contents, container, finished.end_s)
+                others = _open_others(contents, container, finished.end_s)
                 # No whole film is lost for one of them.
                 streams += [_optional(timed, problems) for timed in opened.enter_context(others)]
-            if contents.mark:
-                tags = marked(container.metadata, suffix)
-                container.metadata.clear()
-                container.metadata.update(tags)
             container.start_encoding()  # opens the encoders
             kept = [takewhile(lambda timed: timed[0] < finished.end_s, timed) for timed in streams]
             for _, packet in merge(*kept, key=itemgetter(0)):
                 container.mux(packet)
             container.close()
-            if contents.mark:
+            if contents.mark and contents.suffix != ".mkv" and "xmp" not in tags:
                 mark(path)
             return tuple(problems)
     except BaseException:
@@ -159,19 +172,60 @@ def _add_video(container: OutputContainer, folder: Path, finished: Finished, con
     return stream
 
 
+def _open_output(
+    file: str | BytesIO, suffix: str, tags: Mapping[str, str], movflags: str, options: Mapping[str, str]
+) -> OutputContainer:
+    """Opens a file for output with the tags of `_tags`; `movflags` are for .mp4 and .mov."""
+    options = dict(options)
+    if suffix != ".mkv":
+        options["movflags"] = f"{movflags}+use_metadata_tags" if _has_keys(tags) else movflags
+    container = av.open(file, "w", format=_FORMATS[suffix], options=options)
+    container.metadata.update(tags)
+    return container
+
+
+def _tags(contents: Contents) -> dict[str, str]:
+    """The tags of the output's file: those of the source, the mark, and for keys Apple's names."""
+    tags = {} if contents.source is None else _source_tags(contents.source)
+    if contents.mark:
+        tags = marked(tags, contents.suffix)
+    if contents.suffix == ".mkv" or not _has_keys(tags):
+        return tags
+    tags.pop("xmp", None)  # FFmpeg would write it as a key
+    apple = {key: tags[name] for name, key in _APPLE_KEYS.items() if name in tags}
+    return {**apple, **tags}
+
+
+def _has_keys(tags: Mapping[str, str]) -> bool:
+    return any("." in name for name in tags)
+
+
+def _source_tags(source: Path) -> dict[str, str]:
+    with open_input(source) as container:
+        tags = {name: value for name, value in container.metadata.items() if name.lower() not in _OF_THE_FILE}
+    # Matroska has capital letters only.
+    return {_key(name) if "." in name and name.isupper() else name: value for name, value in tags.items()}
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("iso6709", "ISO6709")
+
+
 def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:
     """The metadata of a container, .mp4, .mov or .mkv, with the mark, instead of an earlier one."""
-    names = {name.lower() for keys in _KEYS.values() for name in keys}
-    kept = {name: value for name, value in metadata.items() if name.lower() not in names}
-    name = next((name for name in kept if name.lower() == "comment"), "comment")
-    own_words = _OUR_COMMENTS.sub("", kept.get(name, ""))
-    return {**kept, **_KEYS[suffix], name: f"{own_words}; {_COMMENT}" if own_words else _COMMENT}
+    kept = {name: value for name, value in metadata.items() if not _is_mark(name)}
+    for name in [name for name in kept if name.lower() in _COMMENTS] or ["comment"]:
+        own_words = _OUR_COMMENTS.sub("", kept.get(name, ""))
+        kept[name] = f"{own_words}; {_COMMENT}" if own_words else _COMMENT
+    return {**kept, **_KEYS[suffix]}
+
+
+def _is_mark(name: str) -> bool:
+    return any(name.lower() == each.lower() for keys in _KEYS.values() for each in keys)
 
 
 def mark(path: Path) -> None:
-    """Adds the XMP of an .mp4, behind all else, so that nothing in the finished file moves."""
-    if path.suffix.lower() != ".mp4":
-        return
+    """Adds the XMP to an .mp4 or .mov, behind all else, so that nothing in the finished file moves."""
     content = _XMP_BOX.bytes + _XMP.encode()
     with path.open("ab") as file:
         file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)
@@ -184,6 +238,11 @@ def losses(contents: Contents) -> Iterator[str]:
     # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
     if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
         yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
+    if not contents.encoder.keeps_chroma_place(suffix):
+        what = "the place of chroma samples among the pixels is not stored"
+        yield f"{what}: players of {codec} in {suffix} expect them at the left, half a pixel away"
+    for view in contents.info.views:
+        yield f"that the picture is {view} is left out: players show it flat"
     yield from contents.sound.notices
     if contents.source is not None:
         with open_input(contents.source) as container:
@@ -191,13 +250,63 @@ def losses(contents: Contents) -> Iterator[str]:
                 if not _fits(stream, suffix):
                     cure = f": {suffix} cannot hold it, .mkv can" if _fits(stream, ".mkv") else ""
                     yield f"{_name(stream)} is left out{cure}"
+            for name, value in container.metadata.items():
+                if name.lower() == "timecode":
+                    yield f"the timecode {value} is left out"
+        yield from _not_written(contents)
+
+
+@dataclass(frozen=True, slots=True)
+class _TrackTags:
+    language: str | None
+    title: str | None
+    uses: Disposition
+
+    def lost_in(self, written: "_TrackTags") -> list[str]:
+        """What of these tags is not in those that were written."""
+        lost = [str(use.name) for use in Disposition if use & self.uses & ~written.uses]
+        if self.language not in (None, "und", written.language):
+            lost.append("language")
+        if self.title not in (None, written.title):
+            lost.append("title")
+        return lost
+
+
+def _track_tags(stream: Stream) -> _TrackTags:
+    title = stream.metadata.get("title") or stream.metadata.get("name")  # as MP4 has it
+    return _TrackTags(stream.language, title, Disposition(stream.disposition))
+
+
+def _not_written(contents: Contents) -> Iterator[str]:
+    """Names the tags that FFmpeg does not write into such a container, as tried in memory, without packets."""
+    suffix, file, tags = contents.suffix, BytesIO(), _tags(contents)
+    output = _open_output(file, suffix, tags, "+empty_moov", {})
+    picture = output.add_stream("mpeg4", rate=MODEL_FPS)
+    if contents.sound.pieces:
+        output.add_stream("aac", rate=48000)
+    with output, _open_others(contents, output, _LONG_S):
+        tracks = [(f"{stream.type} track {stream.index}", _track_tags(stream)) for stream in output.streams]
+        packet = Packet(b"\0")  # Matroska is no file without one
+        packet.stream, packet.pts, packet.dts, packet.time_base = picture, 0, 0, Fraction(1, MODEL_FPS)
+        output.mux(packet)
+    file.seek(0)
+    with av.open(file) as written:
+        names = {name.lower() for name in written.metadata}
+        lost = [name for name in tags if name.lower() not in names and not _is_mark(name)]
+        if lost:
+            cure = "" if suffix == ".mkv" else "; .mkv can"
+            yield f"{suffix} cannot hold these tags: {', '.join(lost)}{cure}"
+        for (name, track), stream in zip(tracks, written.streams, strict=False):  # chapters have a track behind them
+            lost = track.lost_in(_track_tags(stream))
+            if lost:
+                yield f"{suffix} cannot hold of {name} of the output: {', '.join(lost)}"
 
 
 @contextmanager
-def _open_others(
-    path: Path, contents: Contents, output: OutputContainer, end_s: Fraction
-) -> Iterator[list[TimedPackets]]:
-    """Adds tags, chapters, and the streams that fit of the source `path` to an open output of length `end_s`."""
+def _open_others(contents: Contents, output: OutputContainer, end_s: Fraction) -> Iterator[list[TimedPackets]]:
+    """Adds chapters, and the streams that fit of the source to an open output of length `end_s`, which has its picture
+    and sound, and gives all of them their tags."""
+    path = cast(Path, contents.source)
     with ExitStack() as opened, open_input(path) as container:
         _copy_tags(path, container, contents, output, end_s)
         suffix, added = contents.suffix, list[TimedPackets]()
@@ -217,14 +326,15 @@ def _open_others(
                 sound = output.add_stream_from_template(track)
                 added.append(copied_sound(path, track, sound, Fraction(0), origin_s=contents.origin_s))
             _copy_stream_tags(stream, output.streams[-1])
+            if isinstance(stream, AudioStream) and contents.sound.pieces:
+                output.streams[-1].disposition &= ~Disposition.default  # players take the new sound
         yield added
 
 
 def _copy_tags(
     path: Path, container: InputContainer, contents: Contents, output: OutputContainer, end_s: Fraction
 ) -> None:
-    """Tags of the file, its picture and, if that is heard, its sound, and its chapters up to `end_s`."""
-    output.metadata.update({k: v for k, v in container.metadata.items() if k.lower() not in _OF_THE_FILE})
+    """Tags of its picture and, if that is heard, its sound, and its chapters up to `end_s`."""
     chapters = []
     for chapter in container.chapters():
         edges_s = (chapter[edge] * (chapter["time_base"] or 0) - contents.origin_s for edge in ("start", "end"))
@@ -235,13 +345,16 @@ def _copy_tags(
     _copy_stream_tags(video_stream(path, container), output.streams.video[0])
     if contents.sound.pieces and all(are_one(piece.path, path) for piece in contents.sound.pieces):
         _copy_stream_tags(container.streams.audio[0], output.streams.audio[0])
+    for stream in (*output.streams.video, *output.streams.audio):
+        stream.disposition |= Disposition.default
 
 
 def _copy_stream_tags(source: Stream, output: Stream) -> None:
-    title = source.metadata.get("title") or source.metadata.get("name")  # as MP4 has it
-    tags = {"language": source.language, "title": title}
-    output.metadata.update({name: value for name, value in tags.items() if value})
-    output.disposition = source.disposition
+    tags = _track_tags(source)
+    handler = source.metadata.get("handler_name") or source.metadata.get("HANDLER_NAME")
+    named = {"language": tags.language, "title": tags.title, "handler_name": handler}
+    output.metadata.update({name: value for name, value in named.items() if value})
+    output.disposition = tags.uses & ~_STILL
 
 
 def _optional(timed: TimedPackets, problems: list[str]) -> TimedPackets:

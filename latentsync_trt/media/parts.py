@@ -33,6 +33,9 @@ from latentsync_trt.types import VideoInfo
 
 # Length of a part. What carries over between frames begins anew, so that a run can go on there.
 PART_S = Fraction(30)
+# A run that goes on within such a part paints its last second again, without writing it: what carries over has then
+# forgotten how it began.
+WARM_UP_S = Fraction(1)
 _SUFFIX = ".mkv"
 
 
@@ -71,6 +74,14 @@ class Finished:
     @property
     def end_s(self) -> Fraction:
         return self.parts[-1].end * self.time_base if self.parts else Fraction(0)
+
+    @property
+    def paint_from(self) -> int:
+        """Index of the first frame to paint in a run that goes on: not later than that of the first one to write."""
+        part = part_of(self.end_s)
+        earliest_s = max(self.end_s - WARM_UP_S, part * PART_S)
+        stamps = (stamp for part in self.parts for stamp in part.stamps)
+        return sum(stamp * self.time_base < earliest_s for stamp in stamps)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -149,7 +160,7 @@ class PartWriter:
     def close(self, end: int) -> Part:
         self._mux(None)
         self._container.close()
-        if sorted(self._stamps) != self._shown:
+        if not self._stamps or sorted(self._stamps) != self._shown:
             name = self._stream.codec_context.name
             raise OutputError(f"the encoder {name} gave its pictures other times; choose another one with --encoder")
         return Part(self._path.name, self._path.stat().st_size, tuple(self._stamps), end)
@@ -159,10 +170,11 @@ class PartWriter:
 
     def _mux(self, picture: VideoFrame | None) -> None:
         for packet in self._stream.encode(picture):
-            self._stamps.append(self._start + (packet.pts or 0))
+            stamp = self._start + (packet.pts or 0)
             # Only their order counts, and x265 gives pictures of very short parts random times.
-            packet.pts = packet.dts = len(self._stamps)
+            packet.pts = packet.dts = len(self._stamps) + 1
             self._container.mux(packet)
+            self._stamps.append(stamp)  # those of packets in the file, also where this is interrupted
 
 
 def abandon(container: OutputContainer, path: Path) -> None:

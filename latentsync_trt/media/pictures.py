@@ -15,9 +15,20 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media.codecs import VideoEncoder
-from latentsync_trt.media.color import BT709, RGB_IDENTITY, apply_patch, coding_of, hdr_of, levels_of, planes_of
+from latentsync_trt.media.color import (
+    BT709,
+    RGB_IDENTITY,
+    apply_patch,
+    coding_of,
+    full_codes,
+    hdr_levels,
+    hdr_of,
+    levels_of,
+    planes_of,
+)
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
-from latentsync_trt.types import ColorTags, Frame, Patch, SampleArray, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.media.decoding import filtered
+from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
 # Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits between stages.
@@ -39,8 +50,7 @@ class LazyRgb:
         height, width = planes.y.shape
         self.shape = height, width, 3
         self._planes, self._hdr = planes, hdr_of(planes.color.transfer)
-        self._white = _WHITE if planes.bits == 8 and self._hdr is None else _DEEP_WHITE
-        self._matrix = levels_of(coding_of(planes.color, width, height, planes.bits), self._white)
+        self._coding = coding_of(planes.color, width, height, planes.bits)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
         self.forget()
 
@@ -74,25 +84,16 @@ class LazyRgb:
         import cv2  # not where inputs are checked, which need other parts of this module
 
         tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        steps = (1, 1), *2 * (self._planes.pixels_per_sample,)
-        codes = list[SampleArray]()
-        for plane, (down, across) in zip((self._planes.y, self._planes.u, self._planes.v), steps, strict=True):
-            part = plane[top * TILE_PX // down : bottom * TILE_PX // down]
-            part = part[:, left * TILE_PX // across : right * TILE_PX // across]
-            if down * across > 1:  # a sample twice in a row: one number of twice the bits
-                own, double = part.dtype, np.dtype(f"u{across * part.itemsize}")
-                factor = 1 if across == 1 else int(np.iinfo(own).max) + 2
-                repeated = np.empty((len(part), down, part.shape[1]), double)
-                np.multiply(part[:, None], double.type(factor), out=repeated)
-                part = repeated.view(own).reshape(down * len(part), -1)
-            codes.append(part[: tiles.shape[0], : tiles.shape[1]])
-        whole = np.empty(tiles.shape, codes[0].dtype)
-        cv2.merge(codes, dst=whole)
-        if self._white == _WHITE:
-            cv2.transform(whole, self._matrix, dst=tiles)
-            return
-        made = np.asarray(cv2.transform(whole.astype(np.uint16), self._matrix), np.uint16)
-        tiles[:] = self._hdr.sdr[made] if self._hdr else cv2.convertScaleAbs(made, alpha=_WHITE / self._white)
+        height, width, _ = tiles.shape
+        y, x = top * TILE_PX, left * TILE_PX
+        whole = full_codes(self._planes, slice(y, y + height), slice(x, x + width))
+        if self._hdr is not None:
+            tiles[:] = self._hdr.sdr[hdr_levels(whole, self._coding)]
+        elif self._planes.bits == 8:
+            cv2.transform(whole, levels_of(self._coding, _WHITE), dst=tiles)
+        else:
+            deep = cv2.transform(whole.astype(np.uint16), levels_of(self._coding, _DEEP_WHITE))
+            tiles[:] = cv2.convertScaleAbs(deep, alpha=_WHITE / _DEEP_WHITE)
 
 
 def most_in_flight(info: VideoInfo) -> int:
@@ -137,7 +138,8 @@ def without_rgb(frame: Frame) -> Frame:
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
     """The source of frames without planes: 8-bit RGB, written as that, or as 4:2:0 in BT.709."""
     color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
-    return VideoInfo(width_px, height_px, None, "gbrp" if rgb else "yuv420p", False, Fraction(1), color)
+    form, place = ("gbrp", None) if rgb else ("yuv420p", (1, 1))
+    return VideoInfo(width_px, height_px, None, form, False, Fraction(1), color, chroma_place=place)
 
 
 class PictureMaker:
@@ -154,7 +156,10 @@ class PictureMaker:
         encoder = self._encoder
         planes = planes_of(frame.rgb, self._info.color) if frame.planes is None else frame.planes
         picture = frame_of(planes, encoder.width_px, encoder.height_px, patches)
-        if picture.format.name != encoder.pixel_format:
+        converts = picture.format.name != encoder.pixel_format
+        if encoder.frame_tags and (converts or encoder.top_field_first is not None):
+            picture = filtered([picture], ("setparams", encoder.frame_tags))
+        if converts:
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))
             picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)
         color = encoder.color

@@ -23,16 +23,25 @@ from av.stream import Discard, Disposition
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.decoding import decoded, is_photo
-from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input
-from latentsync_trt.media.timing import Timed, clock_of, nearest, on_clock, on_grid, period_s, stamp_of, with_next
+from latentsync_trt.media.files import MOST_PIXELS, check_size, codec_name, guarded, open_input, picture_streams
+from latentsync_trt.media.timing import (
+    LONGEST_PERIOD_S,
+    Timed,
+    clock_of,
+    frames_per_s,
+    nearest,
+    on_clock,
+    on_grid,
+    period_of,
+    stamp_of,
+    with_next,
+)
 from latentsync_trt.types import VideoInfo
 
 T = TypeVar("T")
 
 # If less is missing at the end of a video, its last picture is held: the sound is padded.
 HELD_S = Fraction(1, 2)
-# A picture that lasts longer, as in a slide show, is repeated: lips must move.
-LONGEST_PERIOD_S = Fraction(1, 10)
 _SLOW_FPS = 16  # below this, lips are seen to move in steps
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 
@@ -68,14 +77,15 @@ class Playback:
 
 
 class VideoPasses:
-    """The pictures of a video's first stream, as the decoder gives them, each until the next one's time. Times that the
+    """The pictures of a video's main stream, as the decoder gives them, each until the next one's time. Times that the
     container has rounded become those of the exact rate, see `timing.on_grid`. To play backwards, pictures are decoded
     in chunks from the keyframe before each, or from the start in a file in which that does not find them. Raises
     `MediaError`: the file cannot be read, or breaks off; the message gives the time."""
 
     def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes
-        self.period_s = Fraction(0)  # a picture is held for, at a time; known as soon as one has been read
+        # What a picture lasts whose duration is missing, and for how long at a time one is held: known once opened.
+        self._usual_s = self.period_s = Fraction(0)
         self._last_s = self._mean_s = Fraction(0)
         self._origin_s: Fraction | None = None
         self._chunk = _LEAST_CHUNK
@@ -127,7 +137,10 @@ class VideoPasses:
         clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decoded(self._path, container, stream))
         stamped = ((stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each) for each in frames)
-        for picture, following in with_next(on_grid(on_clock(stamped, clock, period_s(stream)), stream)):
+        timed = on_clock(stamped, clock, self._usual_s)
+        if stream.average_rate:  # else the rate is no exact one
+            timed = on_grid(timed, stream.time_base, self._usual_s)
+        for picture, following in with_next(timed):
             yield replace(picture, duration_s=following.time_s - picture.time_s) if following else picture
 
     @contextmanager
@@ -140,18 +153,21 @@ class VideoPasses:
                 stream.codec_context.thread_count = max(most_threads, 1)
             for other in set(container.streams) - {stream}:
                 other.discard = Discard.all
-            mean_s = period_s(stream)
-            self.period_s = mean_s if mean_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
+            if not self._usual_s:
+                self._usual_s = period_of(frames_per_s(self._path, stream))
+                self.period_s = self._usual_s if self._usual_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
             yield container, stream
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
-    """The main video stream, never a cover; `MediaError` if there is none or it is too large."""
-    streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
+    """The main video stream: the first that is marked as default, as players show it, else the first; never a cover.
+    `MediaError` if there is none or it is too large."""
+    streams = picture_streams(container)
     if not streams:
         raise MediaError(f"{path}: has no video stream")
+    usual = [each for each in streams if each.disposition & Disposition.default]
     # Of a photo not the thumbnail, a depth map and the like.
-    stream = min(streams, key=lambda each: is_photo(each) and not each.disposition & Disposition.default)
+    stream = next(iter(usual), None) or min(streams, key=is_photo)
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4")

@@ -1,11 +1,10 @@
 """Video input: upright frames; pictures that would silently come out wrong are refused."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from av import VideoFrame, VideoStream
@@ -14,58 +13,72 @@ from av.sidedata.sidedata import Type
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
-from latentsync_trt.media.conversion import FrameConverter, format_of, metadata_of, orientation_of, views
-from latentsync_trt.media.decoding import decoded, is_photo
-from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.conversion import (
+    FrameConverter,
+    format_of,
+    metadata_of,
+    orientation_of,
+    side_data_of,
+    upright_field,
+    upright_place,
+    views,
+)
+from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo, top_field_first
+from latentsync_trt.media.ending import end_of, knows_end
+from latentsync_trt.media.files import is_damaged, open_input, picture_streams, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
-from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stamp_of, stated_end_s, time_base_of
+from latentsync_trt.media.timing import clock_of, frames_per_s, period_of, stamp_of, stated_end_s, time_base_of
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
-_TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
-
 # Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
+_VIEWS = {Type.SPHERICAL: "360°", Type.STEREO3D: "3D"}
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 
 def probe(path: Path) -> VideoInfo:
-    """Properties of the first video stream of `path`, of which one frame is decoded; raises `MediaError`."""
+    """Properties of the main video stream of `path`, of which one frame is decoded; raises `MediaError`."""
     with open_input(path) as container:
         stream = video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
             frame = next(decoded(path, container, stream), None)
             if frame is None:
                 raise InputError("it has no picture")
-            transposed, *_ = orientation_of(frame)
-            if stream.metadata.get("alpha_mode") == "1":  # which FFmpeg's decoders of VP8 and VP9 leave out
+            side_data = side_data_of(frame)
+            orientation = orientation_of(side_data)
+            if stream.metadata.get("alpha_mode") == "1" and _has_alpha(path, stream.index):
                 raise MediaError(f"{path}: {_TRANSPARENT}")
             _check_opaque(path, frame)
-            hdr, captions = metadata_of(frame), Type.A53_CC in cast(Any, frame.side_data)
+            hdr = metadata_of(int(frame.color_trc), side_data)
             planes = FrameConverter().planes(frame)
         aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
+        rate = frames_per_s(path, stream)
         return VideoInfo(
             width_px=planes.y.shape[1],
             height_px=planes.y.shape[0],
-            duration_s=_duration_s(container, stream, start_s),
+            duration_s=_duration_s(path, stream, rate, start_s),
             pixel_format=format_of(planes),
             # FFmpeg's 0 and 1 are "unknown" and "progressive".
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
-            sample_aspect_ratio=1 / aspect if transposed else aspect,
-            frames_per_s=frames_per_s(stream),
+            sample_aspect_ratio=1 / aspect if orientation[0] else aspect,
+            frames_per_s=rate,
             color=planes.color,
             start_s=start_s,
-            time_base=time_base_of(stream),
+            time_base=time_base_of(stream, rate),
             hdr=hdr,
-            captions=captions,
+            captions=Type.A53_CC in side_data,
+            chroma_place=upright_place(chroma_place_of(stream), orientation),
+            top_field_first=upright_field(top_field_first(stream, frame), orientation),
+            views=tuple(view for kind, view in _VIEWS.items() if kind in side_data),
         )
 
 
 def read_frames(
     path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
+    """Frames of the main video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
     decoder's own bytes where `conversion` supports their format; `picture` is computed from them on access. Both are
     read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no picture, or breaks
     off; the message gives the time."""
@@ -79,21 +92,32 @@ def read_frames(
                 planes = converter.planes(frame)
             planes = planes if store is None else store(planes)
             converted = LazyRgb(planes), planes
-        yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted)
+        damaged = is_damaged(picture.item)
+        yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted, damaged=damaged)
     if converted is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")
 
 
-def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:
+def _duration_s(path: Path, stream: VideoStream, rate: Fraction | None, start_s: Fraction | None) -> Fraction | None:
+    container, least_s = cast(InputContainer, stream.container), period_of(rate)
     if container.format.name.endswith("_pipe") or is_photo(stream):  # FFmpeg's name for a still picture
-        return period_s(stream)
-    if stream.duration is not None and stream.time_base is not None:
+        return least_s
+    if stream.duration is not None and stream.time_base is not None and knows_end(container):
         return stream.duration * stream.time_base
-    end_s = stated_end_s(container)
-    # The end of a track in Matroska, where FFmpeg and others write it, as "00:01:02.345000000".
-    if parts := _TAGGED_TIME.fullmatch(stream.metadata.get("DURATION", "")):
-        end_s = 3600 * int(parts[1]) + 60 * int(parts[2]) + Fraction(parts[3])
-    return None if end_s is None else end_s - (start_s or 0)
+    latest_s = stated_end_s(container)
+    if latest_s is None:
+        return None
+    # The header may state more than is there, and Matroska's the length or the end, depending on what wrote it.
+    end_s = end_of(path, stream.index).ends_s.get(stream.index, latest_s)
+    return max(min(end_s, latest_s) - (start_s or 0), least_s)
+
+
+def _has_alpha(path: Path, index: int) -> bool:
+    """Whether the pictures of VP8 or VP9 come with alpha, which FFmpeg's decoders leave out. Recordings of Chromium are
+    marked as transparent, but have none."""
+    with open_input(path) as container:
+        first = next(container.demux(container.streams[index]))
+        return first.has_sidedata("matroska_block_additional")
 
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:
@@ -115,10 +139,10 @@ class Delays:
 
 
 def delays_of(video: Path, audio: Path) -> Delays:
-    """How much later than the other one picture or sound start; 0 for separate files. Raises `MediaError`."""
-    if not are_one(video, audio):
-        return Delays()
-    picture_s = probe(video).start_s
+    """How much later than the other one the picture or the sound starts of a file that is both. Of another file with a
+    picture of its own, the sound starts as much later as it does there. Raises `MediaError`."""
+    is_one = are_one(video, audio)
+    picture_s = probe(video).start_s if is_one else _picture_start_s(audio)
     sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
         return Delays()
@@ -126,7 +150,16 @@ def delays_of(video: Path, audio: Path) -> Delays:
         clock = clock_of(audio, stream)
     clock.advance(min(picture_s, sound_s), Fraction(0))
     delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
-    return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
+    if picture_s <= sound_s:
+        return Delays(sound_s=delay_s)
+    return Delays(picture_s=delay_s) if is_one else Delays()
+
+
+def _picture_start_s(path: Path) -> Fraction | None:
+    """The first stamp of the pictures of a file, which need not be decoded; None without any."""
+    with open_input(path) as container:
+        stamps = [(each.start_time, each.time_base) for each in picture_streams(container)]
+    return min((stamp * unit_s for stamp, unit_s in stamps if stamp is not None and unit_s is not None), default=None)
 
 
 def are_one(video: Path, audio: Path) -> bool:

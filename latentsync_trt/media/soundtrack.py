@@ -20,7 +20,6 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Mixer,
     audio_frames,
-    cut_off_notices,
     first_sample_s,
     format_of,
     open_audio,
@@ -59,6 +58,9 @@ _PRE_ROLL_S = Fraction(1, 10)
 # as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing.
 FADE_S = Fraction(8, 1000)
 _BLOCK_S = Fraction(1, 4)
+# Decoders of lossy codecs overshoot full scale by less than 3 dB, which is not told: FFmpeg's encoder of AAC makes
+# single blocks softer. Far beyond, the loudest ones would be as soft as all others.
+_MOST_PEAK = 10 ** (3 / 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class SoundPiece:
 @dataclass(frozen=True, slots=True)
 class ChosenSound:
     """How pieces become the sound of an output. `codec`: FFmpeg's name of the encoder; None if the packets of the only
-    piece are copied. `rate_hz`, `layout`: of the encoded sound. `gain`: keeps the sum within full scale. `notices`:
+    piece are copied. `rate_hz`, `layout`: of the encoded sound. `gain`: keeps it within full scale. `notices`:
     what is missing, why it is encoded, or softer."""
 
     pieces: tuple[SoundPiece, ...]
@@ -119,21 +121,21 @@ def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool 
     elif piece.from_s or piece.to_s is not None or piece.at_s < 0:
         problem = "a part of it is cut off"
     else:
-        problem = _why_not_copied(piece.path, suffix) or _refusal(ChosenSound(pieces), suffix)
-    notices = [text for path in dict.fromkeys(each.path for each in pieces) for text in cut_off_notices(path)]
+        problem = _why_not_copied(piece.path, suffix) or _refusal(ChosenSound(pieces), suffix) or _why_too_loud(piece)
     if problem is None:
-        return ChosenSound(pieces, notices=tuple(notices))
+        return ChosenSound(pieces)
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
     form, is_lossless = _format(pieces, codec)
     if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
         cure = 'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         raise MediaError(f"{piece.path}: its sound ({form[1]}) cannot be encoded as {codec}: {refusal}; {cure}")
-    peaks = (float(np.abs(block).max()) for block in _mixed_pieces(pieces, *form))
-    peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
+    peak = _peak(pieces, *form)  # reads all, so that a damaged recording is found before anything is painted
     ordered = sorted(pieces, key=lambda piece: piece.at_s)
     overlap = any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered))
-    gain = 1 / max(peak, 1.0) if overlap else 1.0
-    softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
+    most = 1.0 if overlap or codec != "aac" else _MOST_PEAK
+    gain = 1 / peak if peak > most else 1.0
+    softer = f"; all of it is {-20 * log10(gain):.1f} dB softer, as it exceeds full scale" if gain < 1 else ""
+    notices = list[str]()
     if softer or not is_lossless:  # what was never compressed is encoded once, as in any such file
         name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
         notices.append(f"the sound is encoded as {name}: {problem}{softer}")
@@ -183,6 +185,20 @@ def _refusal(sound: ChosenSound, suffix: str) -> str | None:
     except (FFmpegError, ValueError) as error:
         return reason_of(error)
     return None
+
+
+def _peak(pieces: Sequence[SoundPiece], rate_hz: int, layout: str) -> float:
+    """The largest sample of the sum; full scale is 1."""
+    return max((float(np.abs(block).max()) for block in _mixed_pieces(pieces, rate_hz, layout)), default=0.0)
+
+
+def _why_too_loud(piece: SoundPiece) -> str | None:
+    """Why a recording of floats cannot be heard as it is; others have no samples beyond full scale."""
+    with open_audio(piece.path) as stream:
+        if not codec_name(stream).startswith("pcm_f"):
+            return None
+        form, _ = _format([piece], codec_name(stream))
+    return "it is far above full scale" if _peak([piece], *form) > _MOST_PEAK else None
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:

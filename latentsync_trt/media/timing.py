@@ -8,7 +8,7 @@ more; on by `FORWARD_S` or more if the container allows resets (MPEG-TS, Ogg) or
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from math import lcm
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -17,15 +17,16 @@ import av
 from av import AudioFrame, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.format import Flags
-from av.stream import Stream
+from av.stream import Discard, Stream
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
+from latentsync_trt.media.files import guarded, open_input
 
 T = TypeVar("T")
 
 # PyAV's types have the flags themselves as values.
-_RESETS, _NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_timestamps.value)
+RESETS, NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_timestamps.value)
 
 BACK_S = Fraction(1)  # less is disorder or overlapping sound
 # FFmpeg's own limit for containers with resets. No held picture is taken for a jump below this.
@@ -36,6 +37,9 @@ LONGEST_S = Fraction(3600)
 # and 40 ms are not seen as late or early (ITU-R BT.1359).
 JITTER_S = Fraction(1, 25)
 _RATES_AGREE = Fraction(1, 100_000)
+# A picture that lasts longer, as in a slide show, is repeated: lips must move.
+LONGEST_PERIOD_S = Fraction(1, 10)
+_MEASURED = 250  # pictures, for the rate
 _SHORTEST_S = Fraction(1, 25)  # of a picture whose duration is not stated or not plausible
 
 
@@ -115,7 +119,7 @@ class Clock:
 
 def clock_of(path: Path, stream: Stream, **settings: Any) -> Clock:
     container = cast(InputContainer, stream.container)
-    may_reset = bool(container.format.flags & _RESETS)
+    may_reset = bool(container.format.flags & RESETS)
     return Clock(path, may_reset=may_reset, stated_end_s=stated_end_s(container), **settings)
 
 
@@ -125,29 +129,55 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
     return Fraction(end, av.time_base) if container.duration else None
 
 
-def frames_per_s(stream: VideoStream) -> Fraction | None:
+def frames_per_s(path: Path, stream: VideoStream) -> Fraction | None:
     """The mean rate, the model's of a single picture; for 59.9401 the usual rate that is meant."""
     if stream.frames == 1:
         return Fraction(MODEL_FPS)
-    rate = stream.guessed_rate or stream.base_rate
-    if not stream.container.format.flags & _NO_STAMPS:  # with raw H.264, FFmpeg has an average of 25 for any rate
-        rate = stream.average_rate or rate
+    if stream.container.format.flags & NO_STAMPS:  # with raw H.264, FFmpeg has an average of 25 for any rate
+        rate = stream.guessed_rate or stream.base_rate
+    elif stream.average_rate and not _is_unit(stream.average_rate, stream):
+        rate = stream.average_rate
+    else:
+        rate = _rate_of_stamps(path, stream.index)
     if not rate:
         return None
     usual = (Fraction(round(rate)), Fraction(1000 * round(rate * Fraction(1001, 1000)), 1001))
     return next((one for one in usual if abs(one - rate) <= rate * _RATES_AGREE), Fraction(rate))
 
 
-def period_s(stream: VideoStream) -> Fraction:
+def _is_unit(rate: Fraction, stream: VideoStream) -> bool:
+    """Whether a rate is only the unit of time, as FFmpeg has it for raw DV: its pictures are further apart."""
+    return stream.time_base is not None and rate * stream.time_base == 1 and rate != stream.base_rate
+
+
+def _rate_of_stamps(path: Path, index: int) -> Fraction:
+    """The rate at which the first pictures of a stream are played, those that are held with their repetitions. For
+    recordings of browsers and screens, FFmpeg only has the unit of time, as 1000 pictures a second."""
+    with open_input(path) as container:
+        stream = container.streams[index]
+        for other in container.streams:
+            if other.index != index:
+                other.discard = Discard.all
+        packets = islice(guarded(path, stream, container.demux(stream)), _MEASURED)
+        stamps = {packet.pts for packet in packets if packet.pts is not None}
+        unit_s = stream.time_base or Fraction(0)
+    frames, length_s = Fraction(0), Fraction(0)
+    for stamp, following in pairwise(sorted(stamps)):
+        step_s = (following - stamp) * unit_s
+        frames += 1 if step_s <= LONGEST_PERIOD_S else step_s * MODEL_FPS
+        length_s += step_s
+    return frames / length_s if length_s else Fraction(MODEL_FPS)
+
+
+def period_of(rate: Fraction | None) -> Fraction:
     """Seconds between pictures whose durations are missing."""
-    rate = frames_per_s(stream)
     return 1 / rate if rate else _SHORTEST_S
 
 
-def time_base_of(stream: VideoStream) -> Fraction | None:
+def time_base_of(stream: VideoStream, rate: Fraction | None) -> Fraction | None:
     """The unit of time, or a part of it in which the period is exact, unlike Matroska's 1/1000 s."""
-    unit_s, rate = stream.time_base, frames_per_s(stream)
-    if unit_s is None or rate is None or (1 / rate / unit_s).denominator == 1:
+    unit_s = stream.time_base
+    if unit_s is None or rate is None or not stream.average_rate or (1 / rate / unit_s).denominator == 1:
         return unit_s
     common = lcm(unit_s.denominator, rate.numerator)
     return Fraction(1, common) if common <= 1_000_000 else unit_s
@@ -167,9 +197,8 @@ def on_clock(
             yield Timed(time_s, duration_s, item)
 
 
-def on_grid(pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
-    """Moves times that coarse stamps have rounded to the nearest multiple of the period."""
-    unit_s, period = stream.time_base, period_s(stream)
+def on_grid(pictures: Iterable[Timed[T]], unit_s: Fraction | None, period: Fraction) -> Iterator[Timed[T]]:
+    """Moves times that coarse stamps, multiples of `unit_s`, have rounded to the nearest multiple of the period."""
     if unit_s is None or (period / unit_s).denominator == 1 or period < 2 * unit_s:
         yield from pictures
         return

@@ -12,19 +12,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import av
+
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
-from latentsync_trt.files import KEPT_NAME, put_in_place, temporary_folder, work_folder
+from latentsync_trt.files import KEPT_NAME, end_of_links, put_in_place, temporary_folder, work_folder
 from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input, writing
 from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
+from latentsync_trt.media.playback import HELD_S, Playback
 from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import check_file_to_write, check_free
+from latentsync_trt.stopping import delayed
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -32,6 +36,8 @@ _NEAR_LOSSLESS_CRF = 10
 _FINE_PER_S = 600
 
 _PREVIEW_PX = 720
+_UNSEEN_S = Fraction(1, 100)
+"""By which pictures beside each other may be apart: less than half the period of any."""
 _PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
 
 # By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not H.264 in it.
@@ -66,7 +72,7 @@ class VideoWriter:
     Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is kept where the block
     ends with an error, or its process is killed, once a part is closed; the next run can go on there.
     `notices`: what the output cannot preserve, and what is done with an interrupted run. `frames_done`: frames that
-    such a run has finished; `write` ignores those of a lower index.
+    such a run has finished; `write` ignores those of a lower index. `paint_from`: see `Finished`.
 
     Args:
         output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are written in its
@@ -108,15 +114,17 @@ class VideoWriter:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
         self.frames_done, self.end_s = self._finished.frames, self._finished.end_s
+        self.paint_from = self._finished.paint_from
         self._part: PartWriter | None = None
         self._number = -1
         self._last = max(self._finished.parts[-1].stamps) if self.frames_done else -1
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            kept, place = (temporary_folder, self.output.parent) if self._work is None else (work_folder, self.output)
-            self._folder = opened.enter_context(kept(place))
+            place = end_of_links(self.output)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            kept = temporary_folder(place.parent) if self._work is None else work_folder(place)
+            self._folder = opened.enter_context(kept)
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
             self._cleanup = opened.pop_all()
@@ -127,7 +135,7 @@ class VideoWriter:
             return
         number = part_of(frame.time_s)
         stamp = self._stamp(frame.time_s)
-        with writing(self.output):
+        with delayed(), writing(self.output):
             if self._part is not None and number != self._number:
                 self._close_part(stamp)
             picture = self._maker.frame(frame, patches)
@@ -135,7 +143,7 @@ class VideoWriter:
                 encoder, info = self._contents.encoder, self._contents.info
                 self._part = PartWriter(self._folder, encoder, info, self._finished.time_base, stamp)
             self._part.write(picture, stamp)
-        self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
+            self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -145,8 +153,7 @@ class VideoWriter:
                 self._finish()
             return
         try:
-            if self._part is not None:
-                self._part.abandon()
+            self._end_part(error)
             if isinstance(error, NoFaceError) and self._finished.parts:  # nothing to go on with
                 (self._folder / KEPT_NAME).unlink(missing_ok=True)
         finally:
@@ -162,6 +169,21 @@ class VideoWriter:
         # A short clip has nothing to go on with.
         if self._work is not None and len(self._finished.parts) > (1 if last else 0):
             self._finished.write(self._folder)
+
+    def _end_part(self, error: BaseException | None) -> None:
+        """Closes the open part where it stops, so that the next run can go on there; drops it if that fails, or is of
+        no use: what an earlier run has kept would be lost, or an input has to be changed."""
+        if self._part is None:
+            return
+        earlier = not self._finished.parts and (self._folder / KEPT_NAME).exists()
+        part, is_kept = self._part, self._work is not None and not earlier and not isinstance(error, InputError)
+        try:
+            if is_kept:
+                self._close_part(self._stamp(self.end_s))
+                return
+        except (av.FFmpegError, OSError):
+            pass  # `error` says what is wrong
+        part.abandon()
 
     def _finish(self) -> None:
         with writing(self.output):
@@ -218,19 +240,41 @@ def plays(video: Path) -> bool:
         )
 
 
-def write_preview(video: Path, target: Path) -> None:
-    """Writes a small copy for browsers, with the same times; raises `LatentSyncError`."""
+def keeps_time(video: Path, playback: Playback) -> bool:
+    """Whether players show the pictures of a file at the times that `playback` gives them; raises `MediaError`."""
+    info = probe(video)
+    with open_input(video) as container:
+        begins_s = Fraction(container.start_time or 0, av.time_base)
+    if info.start_s is None or info.duration_s is None:
+        return False
+    apart_s = playback.delay_s - (info.start_s - begins_s)
+    ends_s = playback.delay_s + info.duration_s
+    is_extended = playback.duration_s is not None and playback.duration_s > ends_s + HELD_S
+    return abs(apart_s) < _UNSEEN_S and not is_extended
+
+
+def write_preview(video: Path, target: Path, playback: Playback | None = None) -> None:
+    """Writes a small copy for browsers: with the same times and with sound, or silent as `playback` says; raises
+    `LatentSyncError`."""
     info = probe(video)
     small_of = partial(small_rgb, info, most_px=_PREVIEW_PX)
-    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in read_frames(video))
+    shown = read_frames(video, playback or Playback())
+    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in shown)
     first = next(frames)
     height_px, width_px, _ = first.picture.shape
     small = picture_info(width_px, height_px, rgb=False)
     small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
-    with open_input(video) as container:
-        has_sound = any(map(codec_name, container.streams.audio[:1]))
-    delays = delays_of(video, video) if has_sound else None
-    sound = () if delays is None else (SoundPiece(video, delays.sound_s - delays.picture_s),)
+    sound = _sound_beside(video) if playback is None else ()
     with VideoWriter(target, small, choose_encoder(_PREVIEW, small), sound) as writer:
         for frame in chain([first], frames):
             writer.write(frame)
+
+
+def _sound_beside(video: Path) -> tuple[SoundPiece, ...]:
+    """The sound of a file, if it has some, at its time after the first picture."""
+    with open_input(video) as container:
+        has_sound = any(map(codec_name, container.streams.audio[:1]))
+    if not has_sound:
+        return ()
+    delays = delays_of(video, video)
+    return (SoundPiece(video, delays.sound_s - delays.picture_s),)

@@ -146,7 +146,8 @@ def open_model(
     Raises `BundleError` if the bundle lacks one of `graphs`; others as `SessionFactory`, and its `open`.
     """
     notices = Notices(on_notice)
-    cache = EngineCache(cache_folder(options.engine_cache), notices.add)
+    folder = cache_folder(options.engine_cache, used=selection.provider.builds)
+    cache = EngineCache(folder, notices.add)
     build: BackgroundBuild | None = None
     while True:
         try:
@@ -173,7 +174,8 @@ def open_model(
 
 def quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
     """What `open_model` would use; raises `InputError` if bundle or provider do not support `options`."""
-    return SessionFactory(bundle, selection, options, EngineCache(cache_folder(options.engine_cache), lambda _: None))
+    folder = cache_folder(options.engine_cache, used=selection.provider.builds)
+    return SessionFactory(bundle, selection, options, EngineCache(folder, lambda _: None))
 
 
 def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:

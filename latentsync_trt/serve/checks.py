@@ -230,7 +230,8 @@ def check_media(name: str, path: Path, limits: Limits) -> Extent:
                 played_s[packet.stream_index] += lasts_s or (float(1 / rate) if rate and packet.size else 0.0)
                 if packet.size and packet.stream.type == "video":
                     picture: Any = packet.stream  # PyAV's types know no kinds of streams here
-                    pixels[packet.stream_index] += picture.width * picture.height
+                    # FFmpeg does not know the size of pictures in an unknown codec.
+                    pixels[packet.stream_index] += getattr(picture, "width", 0) * getattr(picture, "height", 0)
                 if max(last_s - first_s, played_s[packet.stream_index]) > limits.max_clip_s:
                     break
     lasts_s = max(last_s - first_s, *played_s.values(), 0.0)

@@ -46,13 +46,13 @@ def sync_clip(run: RunContext) -> SyncReport:
         streams = streams_at(rate)
         stages = clip_stages(run, rate, streams)
         aligned = aligned_frames(run, quality, span, playback, stages)
-        windows = gather(aligned, frames, streams, writer.frames_done)
+        windows = gather(aligned, frames, streams, writer.paint_from)
         gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
         run.on_progress(Progress("opening networks", 0, None))
         with run.clock.measure("open", frames=0):
             model = run.model()
         run.announce(model.selection.notices())  # of a provider that it fell back to
-        pace = Pace(perf_counter(), writer.frames_done, span.frames(rate or Fraction(MODEL_FPS)), frames)
+        pace = Pace(perf_counter(), writer.paint_from, span.frames(rate or Fraction(MODEL_FPS)), frames)
         in_turn = model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
@@ -67,14 +67,15 @@ def sync_clip(run: RunContext) -> SyncReport:
 
 
 def quality_of(run: RunContext) -> Quality:
-    """What measures the painted faces: also SyncNet for each speaker, if it is to."""
+    """What measures the painted faces: also SyncNet for each person, if it is to."""
     given, inputs, shows = run.options.syncnet, run.inputs, run.inputs.page is not None
     manifest, strict = run.bundle.manifest, inputs.options.strict
     mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
-    recordings = inputs.sound.recordings
+    recordings, people = inputs.sound.recordings, inputs.sound.faces
     network = open_syncnet(given) if given or shows else None
     meters = [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
-    return Quality([piece.at_s for piece in recordings], pictures=shows, mismatch=mismatch, syncnet=meters)
+    starts_s = [piece.at_s for piece in recordings]
+    return Quality(starts_s, people=people, pictures=shows, mismatch=mismatch, syncnet=meters)
 
 
 def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, quality: Quality) -> SyncReport:
@@ -100,6 +101,7 @@ def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, 
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
         untouched=tuple(faces.untouched),
         quality=quality.result(float(pace.from_s)),
+        picture_delay_s=float(run.inputs.sound.picture_delay_s),
     )
     if run.inputs.page is not None:
         write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)

@@ -13,9 +13,10 @@ import numpy as np
 from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
 from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.geometry import Region
+from latentsync_trt.face.look_ahead import LookAhead
 from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
 from latentsync_trt.face.track_file import Tracks, mark_of
-from latentsync_trt.face.tracker import FaceTracker, FrameFaces, LookAhead
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, without_rgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import FaceChoice

@@ -2,9 +2,10 @@
 depend on is the same."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +32,10 @@ _NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
 _FILES = ("mix", "turns", "faces")
 _LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
 _DIGITS = 12
+
+_APART_S = Fraction(1, 2)
+"""Of damaged pictures: those that are nearer are told as one time."""
+_TOLD = 5
 
 
 def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
@@ -64,10 +69,13 @@ def write_frames(
     """Encodes every frame that an earlier run has not written; calls `leave` for each. Raises `NoFaceError` if none
     shows a face."""
     expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
+    damaged = dict[Fraction, Fraction]()
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
         faces.add(frame, job.seen, has_face=job.has_face)
+        if frame.damaged:
+            damaged.setdefault(frame.source_s, frame.source_s + frame.duration_s)
         leave()
         if frame.index < pace.frames_done:
             run.ask()
@@ -75,15 +83,34 @@ def write_frames(
         with run.clock.measure("encode"):
             writer.write(frame, patches)
         pace.written(frame)
-        if frame.index == pace.frames_done:
+        if frame.index < writer.frames_done:  # painted again
+            continue
+        if frame.index == writer.frames_done:
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
         picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)
         run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
+    run.announce(notices_of_damage(run.inputs.video, damaged))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
+    if (notice := faces.turned_notice(run.inputs.video)) is not None:
+        run.announce((notice,))
     run.on_progress(Progress("finishing", faces.frames, faces.frames))
     return faces
+
+
+def notices_of_damage(video: Path, damaged: Mapping[Fraction, Fraction]) -> list[str]:
+    """In which times of the source pictures are damaged, by the start and end of each."""
+    spans_s = list[tuple[Fraction, Fraction]]()
+    for start_s, end_s in sorted(damaged.items()):
+        if spans_s and start_s - spans_s[-1][1] <= _APART_S:
+            start_s = spans_s.pop()[0]
+        spans_s.append((start_s, end_s))
+    if not spans_s:
+        return []
+    times = ", ".join(f"{float(start_s):.2f} to {float(end_s):.2f}" for start_s, end_s in spans_s[:_TOLD])
+    more = f", and {len(spans_s) - _TOLD} more times" if len(spans_s) > _TOLD else ""
+    return [f"{video}: its picture is damaged from {times} s{more}; copy or download it again"]
 
 
 def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:

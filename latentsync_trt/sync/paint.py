@@ -45,9 +45,10 @@ Painted = dict[Target, UInt16Array]
 class Pace:
     """When windows were painted, and frames written.
 
-    Times are on the scale of `perf_counter`. `frames_done`: those that an earlier run wrote; `from_s`: when the first
-    one after them begins in the output. `part`: the frames that may be painted; `window_frames`: at once. `begun_s`:
-    when painting began. `first`, `last`: when the first and newest windows were painted, and the index after them.
+    Times are on the scale of `perf_counter`. `frames_done`: those that are not painted, as an earlier run wrote them;
+    `from_s`: when the first one after them begins in the output. `part`: the frames that may be painted;
+    `window_frames`: at once. `begun_s`: when painting began. `first`, `last`: when the first and newest windows were
+    painted, and the index after them.
     """
 
     opened_s: float

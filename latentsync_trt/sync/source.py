@@ -8,9 +8,11 @@ from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import FADE_S, LARGEST, speakers_of
+from latentsync_trt.face.choice import FADE_HELD_S, LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
+from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
+from latentsync_trt.media.ending import notices_of_ending
 from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, most_in_flight
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
@@ -30,6 +32,8 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     inputs, speech = run.inputs, run.inputs.sound
     run.announce((*run.bundle.manifest.notices_at(run.resolution_px), *notices_of_rate(inputs.info, inputs.options)))
     run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
+    for path in dict.fromkeys((inputs.video, *speech.files)):
+        run.announce(notices_of_ending(path))
     run.on_progress(Progress("reading audio", 0, None))
 
     def listen(speaker: int, blocks: Iterable[Float32Array]) -> Iterable[Float32Array]:
@@ -43,10 +47,10 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
 def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) -> ClipStages:
     """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
     window_frames = streams * run.bundle.manifest.frames
-    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_S + HALF_S) * (frames_per_s or MODEL_FPS))
+    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS))
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
-    return ClipStages(held_frames, held_frames - window_frames, FADE_S, HALF_S, on_disk=left_frames < least_frames)
+    return ClipStages(held_frames, held_frames - window_frames, FADE_HELD_S, HALF_S, on_disk=left_frames < least_frames)
 
 
 def aligned_frames(
@@ -66,7 +70,7 @@ def aligned_frames(
         pixel_aspect=inputs.info.sample_aspect_ratio,
         clock=run.clock,
     )
-    store = partial(kept_on_disk, folder=inputs.output.parent) if stages.on_disk else None
+    store = partial(kept_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
     frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
@@ -80,7 +84,7 @@ def aligned_frames(
                 if not is_told and job.seen is not None and len(job.seen.faces) > 1:
                     is_told = True
                     run.notices.add(
-                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest is "
+                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest that moves is "
                         "lip-synced; --face takes another, latentsync-trt faces shows all"
                     )
                 if quality.mismatch is not None and job.targets:

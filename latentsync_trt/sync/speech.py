@@ -1,7 +1,8 @@
 """The recordings that lips follow, whose lips follow which and when, and their encoded speech.
 
 Times are exact seconds. Times of a recording become times of the output by `SoundPiece.at_s`. Speech out of the video's
-own file stays where it is there; other recordings begin with the part that is synced. `--offset` moves both.
+own file stays where it is there; other recordings begin with the part that is synced, those out of another video as
+much later as they begin there after its picture. `--offset` moves all.
 """
 
 from bisect import bisect
@@ -109,7 +110,7 @@ def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
 class Sound:
     """All that is heard with a clip, and who speaks it.
 
-    `recordings`: of each speaker, perhaps the same. `faces`: the number of each speaker's face, None = the one of
+    `recordings`: of each speaker, perhaps the same. `faces`: the number of each one's person, None = the one of
     `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed. `mix`:
     what is heard instead. `own`, `picture_delay_s`: the video's own sound, and the delay of its picture, if needed.
     """
@@ -173,7 +174,7 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
         raise InputError(f"--audio and --speaker exclude each other: {cure}")
     numbers = [speaker.face for speaker in speakers]
     if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise InputError(f"--speaker {twice[0]}=…: face {twice[0]} has several voices; give each face one")
+        raise InputError(f"--speaker {twice[0]}=…: person {twice[0]} has several recordings; give each person one")
     if audio is None:
         paths = [local_path(speaker.voice, f"--speaker {speaker.face}=") for speaker in speakers]
         return Sound(tuple(piece(path) for path in paths), tuple(numbers))
@@ -191,8 +192,8 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
     if len(turns) == 1:
         return Sound((recording,), None, tuple(turns.values()))
     if options.face != "largest":
-        raise InputError(f"--face {options.face}: {path} has several speakers; say whose face is which with --speaker")
-    assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
+        raise InputError(f"--face {options.face}: {path} has several speakers; say with --speaker which person each is")
+    assumed = ", ".join(f"person {number} = {name}" for number, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
     return Sound((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
 
@@ -210,7 +211,10 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
             own = SoundPiece(video, delays.sound_s)
 
     def piece(path: Path) -> SoundPiece:
-        start_s = delays.sound_s if are_one(path, video) else options.start or Fraction(0)
+        if are_one(path, video):
+            start_s = delays.sound_s
+        else:
+            start_s = delays_of(video, path).sound_s + (options.start or Fraction(0))
         return SoundPiece(path, start_s + Fraction(str(options.offset)) / 1000)
 
     sound = replace(speakers_of(audio, piece, options), own=own, picture_delay_s=delays.picture_s)
@@ -274,6 +278,9 @@ class OpenSpeech:
             if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
                 what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
                 self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
+            if max(mixer.low_s for mixer in mixers) > _CANCELED_S:
+                what = "has sound only in its low-frequency channel (LFE), which many players leave out"
+                self.notices.append(f"{recording.path}: {what}; the lips follow it; name the channel anew to hear it")
             return stream
 
         self._recordings, self.notices = sound.recordings, list[str]()

@@ -26,10 +26,20 @@ from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.remote_files import name_of as name_of_url
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
+from latentsync_trt.environment import environment
 from latentsync_trt.serve.app import check_origin, create_app
+from latentsync_trt.serve.checks import Pool
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, Service
 from latentsync_trt.web import jobs
+
+# At its import, Gradio opens an HTTP client, which the page never uses, and which proxies or certificates that are set
+# for other programs may break.
+with environment({"no_proxy": "*", "SSL_CERT_FILE": None, "SSL_CERT_DIR": None}):
+    import gradio as gr
+    from gradio.route_utils import FnIndexInferError
+
+    from latentsync_trt.web.page import Page
 
 _COOKIE = "HttpOnly; Max-Age=31536000; Path=/; SameSite=lax"
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
@@ -60,14 +70,10 @@ def page_app(
     uploads.mkdir(0o700, parents=True)
     os.environ |= {"GRADIO_TEMP_DIR": str(uploads), "GRADIO_ANALYTICS_ENABLED": "False"}
 
-    import gradio as gr
-
-    from latentsync_trt.web.page import Page
-
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _bundles(bundle, one=one))
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
-        app.add_route("/v1/jobs/{job_id}/before", partial(_before, service))
+        app.add_route("/v1/jobs/{job_id}/before", partial(_before, service, page.inputs.files))
         app.add_middleware(_guard, service=service, own_hosts=own_hosts and key is None)
         app.add_middleware(LingeringClose, most_bytes=service.limits.most_upload_bytes)
         return page, gr.mount_gradio_app(
@@ -80,6 +86,7 @@ def page_app(
             show_error=False,
             max_file_size=round(service.limits.most_upload_bytes),
             enable_monitoring=False,
+            app_kwargs={"exception_handlers": dict.fromkeys((KeyError, FnIndexInferError), _unknown_event)},
             theme=gr.themes.Default(**_THEME).set(**_BODY),
             css_paths=_HERE / "page.css",
             head="".join(f"<script>{path.read_text('utf-8')}</script>" for path in sorted(_HERE.glob("*.js"))),
@@ -91,12 +98,18 @@ def page_app(
         yield app
     finally:
         page.inputs.search.close()
+        page.inputs.files.close()
         shutil.rmtree(uploads, ignore_errors=True)
 
 
-def _before(service: Service, request: Request) -> FileResponse:
-    """The video that was sent, as browsers can play it. Its type may be that of an upload: no scripts."""
-    path = jobs.before(service, request.path_params["job_id"])
+def _unknown_event(_: Request, error: Exception) -> PlainTextResponse:
+    """The answer to a request for an event that the page does not have."""
+    return PlainTextResponse(f"event: {error} is none of this page; open it again", 404)
+
+
+def _before(service: Service, copies: Pool, request: Request) -> FileResponse:
+    """The video that was sent, at the times of the result. Its type may be that of an upload: no scripts."""
+    path = jobs.before(service, request.path_params["job_id"], copies)
     return FileResponse(path, headers={"Content-Security-Policy": "sandbox"})
 
 
@@ -138,7 +151,11 @@ def _guard(app: ASGIApp, service: Service, *, own_hosts: bool) -> ASGIApp:
             await run_in_threadpool(check, request, sender)
         except HTTPException as error:
             answer = PlainTextResponse(error.detail, error.status_code)
-        await answer(scope, receive, marked)
+        try:
+            await answer(scope, receive, marked)
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, HTTPException):  # which Gradio may raise after its answer has begun
+                raise
 
     return guarded
 

@@ -38,12 +38,14 @@
   for (const name of ["play", "pause"]) on(name, (video) => video.id === "after" && part("#before")[name]());
   for (const name of ["play", "pause", "seeking", "seeked", "timeupdate"]) on(name, follow);
   on("loadedmetadata", (video) => {
-    part(".state").hidden = true;
+    video.closest("figure").classList.add("ready");
+    part(".state").hidden = Boolean(part("#before").videoWidth && part("#after").videoWidth);
+    if (video.id === "after") for (const control of [part(".play"), part(".seek")]) control.disabled = false;
     if (video.videoWidth) part(".players").style.setProperty("--ratio", video.videoWidth / video.videoHeight);
     follow();
   });
   on("error", (video) => {
     part(".state").hidden = false;
-    part(".state").textContent = `This browser cannot play the video ${video.id}; download the result.`;
+    part(".state").textContent = `The video ${video.id} cannot be shown here; download the result.`;
   });
 })();

@@ -1,35 +1,43 @@
-// The video that is given: of any kind that can be synced, and with its start and end on a timeline.
+// Video and speech that are given: of any kind that can be synced; start and end of the video on a timeline.
 (() => {
-  const KINDS = "video/*,image/*,.mkv,.avi,.mov,.mts,.m2ts,.ts,.flv,.wmv,.mxf";
+  // What the choosers offer. Of any other file that is dropped, the server says what is wrong with it.
+  const KINDS = {
+    video: "video/*,image/*,.mkv,.avi,.mov,.mts,.m2ts,.ts,.flv,.wmv,.mxf,.heic",
+    speech: "audio/*,video/*,.mkv,.avi,.mov,.mts,.m2ts,.ts,.flv,.wmv,.mxf,.amr,.opus",
+  };
+  const TYPES = { video: "video/mp4", speech: "audio/wav" };
   const LEAST_S = 0.1;
   const part = (name) => document.querySelector(`#timeline ${name}`);
   const player = () => document.querySelector("#video video");
   const field = (name) => document.querySelector(`#option-${name} :is(input, textarea)`);
-  const picker = ({ target }) => target.closest?.("#video")?.querySelector("input[type=file]");
+  const box = ({ target }) => target.closest?.("#video, #speech");
+  const picker = (place) => place?.querySelector("input[type=file]");
   const clock = (time_s) => `${Math.floor(time_s / 60)}:${(time_s % 60).toFixed(2).padStart(5, "0")}`;
   const seconds = (text) => text.split(":").reduce((sum_s, each) => 60 * sum_s + Number(each), 0);
 
-  // Gradio's component asks for videos only, and refuses what the browser does not call one, such as photos.
+  // Gradio's components ask for files of one type, and refuse what the browser does not call one, such as photos.
   document.addEventListener("click", (event) => {
-    const file = picker(event);
-    if (file) file.accept = KINDS;
+    const place = box(event);
+    const file = picker(place);
+    if (file) file.accept = KINDS[place.id];
   }, true);
   function give(place, file) {
     const given = new DataTransfer();
-    given.items.add(file.type.startsWith("video/") ? file : new File([file], file.name, { type: "video/mp4" }));
-    place.files = given.files;
+    const [wanted] = TYPES[place.id].split("/");
+    given.items.add(file.type.startsWith(wanted) ? file : new File([file], file.name, { type: TYPES[place.id] }));
+    picker(place).files = given.files;
   }
   document.addEventListener("change", (event) => {
-    const place = picker(event);
-    if (place?.files.length) give(place, place.files[0]);
+    const place = box(event);
+    if (place && event.target.files?.length) give(place, event.target.files[0]);
   }, true);
   document.addEventListener("drop", (event) => {
-    const place = picker(event);
-    if (!place || !event.dataTransfer?.files.length) return;
+    const place = box(event);
+    if (!picker(place) || !event.dataTransfer?.files.length) return;
     event.preventDefault();
     event.stopPropagation();
     give(place, event.dataTransfer.files[0]);
-    place.dispatchEvent(new Event("change", { bubbles: true }));
+    picker(place).dispatchEvent(new Event("change", { bubbles: true }));
   }, true);
 
   // Gradio would call a clip an error that this browser cannot show: it can be synced all the same.

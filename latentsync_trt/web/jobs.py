@@ -6,33 +6,43 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
-from latentsync_trt.media.writer import plays, write_preview
+from latentsync_trt.media.audio import open_audio
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.writer import keeps_time, plays, write_preview
 from latentsync_trt.serve.admission import Form, Limits
-from latentsync_trt.serve.checks import check_media
+from latentsync_trt.serve.checks import Pool, check_media, check_search
 from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.types import Progress, UInt8Array
 
 COOKIE = "latentsync_trt_browser"
 """Marks a browser, so that no other one gets its jobs, not even by their addresses."""
 _MOST_JOBS = 20
-_SETTINGS = "settings.json"
-"""In a job's folder: the choices with which it was made."""
+_SETTINGS, _SENT, _BESIDE = "settings.json", "sent", "before"
+"""In a job's folder: the choices with which it was made, and stems of what browsers can play of the video: as it was
+sent, and at the times of the result."""
+_DENOMINATOR = 1_000_000
+"""Of exact times, at most."""
+_COPY = ".preview.mp4"
+"""After the name of a video: its copy for browsers."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Upload:
     """A video that a page was given, and what is known of it.
 
-    `state` of the search for its people: new, searching, over. `playable`: a copy for browsers that cannot play it.
+    `state` of the search for its people: new, searching, replaced (by one of the same browser), over. `playable`: a
+    copy for browsers that cannot play it.
     `built_in`: by person, whether the built-in model knows the face.
     """
 
@@ -44,16 +54,34 @@ class Upload:
     built_in: Sequence[bool] = ()
 
 
+def source_of(shown: Path) -> Path:
+    """Returns the video of which a page shows a file: itself, or a copy for browsers."""
+    return shown.with_name(shown.name.removesuffix(_COPY))
+
+
+def copy_of(video: Path) -> Path:
+    """Returns the path of a video's copy for browsers, which may not have been written."""
+    return video.with_name(f"{video.name}{_COPY}")
+
+
+def check_speech(speech: Path, limits: Limits) -> None:
+    """For a child; raises `InputError` if a recording is too long, and as `MediaError` if it cannot be read."""
+    check_media("speech", speech, limits)
+    with open_audio(speech):
+        pass
+
+
 def look_at(
-    video: Path, copy: Path, limits: Limits, tell: Callable[[Any], None]
+    video: Path, limits: Limits, tell: Callable[[Any], None]
 ) -> tuple[Tracks, list[tuple[UInt8Array, str]], list[bool]]:
     """Tracks all faces of a video, and finds who speaks when; for a child.
 
-    Before, writes `copy` if not all browsers can play the video, and tells its path. Returns the tracks and, by person,
+    Before, writes a copy if not all browsers can play the video, and tells its path. Returns the tracks and, by person,
     a portrait, uint8 `(256, 256, 3)` RGB, with a caption, and whether the built-in model knows the face.
 
     Raises:
-        MediaError: the video cannot be read. InputError: it is too long. NoFaceError: it shows none.
+        MediaError: the video cannot be read. InputError: it is too long, or too large to be searched (`TooLarge`).
+        NoFaceError: it shows none.
     """
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
@@ -61,11 +89,13 @@ def look_at(
     from latentsync_trt.sync.faces import analyze
     from latentsync_trt.sync.speakers import with_speakers
 
-    check_media("video", video, limits)
+    check_search(video, limits, tell)
     if not plays(video):
         tell(Progress("making a copy that browsers can play", 0, None))
+        copy = copy_of(video)
         with suppress(LatentSyncError):  # the search says what is wrong
-            write_preview(video, copy)
+            if not copy.exists():
+                write_preview(video, copy)
             tell(copy)
     people, built_in, demo = list[tuple[UInt8Array, str]](), list[bool](), read_manifest(demo_folder())
     detector = MediaPipeDetector()
@@ -76,7 +106,8 @@ def look_at(
         check = ModelMismatchCheck(demo, 0, lambda _: None, strict=False)
         for face in faces[:1]:
             check.meet(portrait, face, detector)
-        people.append((portrait, f"{one.number} · {one.seen_s:.1f} s" if one.seen_s else f"{one.number}"))
+        seen = f" · {one.seen_s:.1f} s" if one.seen_s else ""
+        people.append((portrait, f"Person {one.number}{seen}"))
         built_in.append(bool(faces) and not check.text)
     return with_speakers(video, tracks, open_syncnet(None))[0], people, built_in
 
@@ -104,7 +135,7 @@ def submit(service: Service, settings: Mapping[str, Any], upload: Upload, browse
             again = (folder / path.name).exists()
             copies[field] = _copy(path, folder / (f"{field} {path.name}" if again else path.name))
         shown = upload.playable or upload.video
-        _copy(shown, folder.parent / f"before{shown.suffix}")
+        _copy(shown, folder.parent / f"{_SENT}{shown.suffix}")
         (folder.parent / _SETTINGS).write_text(json.dumps(settings), "utf-8")
         if upload.tracks is not None:
             copies["faces"] = save_tracks(upload.tracks, folder / f"{job_id}.json")
@@ -128,16 +159,54 @@ def settings_of(service: Service, job_id: str) -> dict[str, Any]:
     return {}
 
 
-def before(service: Service, job_id: str) -> Path:
-    """Returns what browsers can play of the video that was sent; raises `UnknownJob`."""
-    folder = service.folder(job_id)
-    return next(folder.glob("before.*"), folder)
+def before(service: Service, job_id: str, copies: Pool) -> Path:
+    """Returns what is shown beside a result: the same moments of the video that was sent; made at the first call.
+
+    Raises:
+        LatentSyncError: as `Service.result`, or it cannot be made.
+    """
+    folder = service.result(job_id)[0].parent
+    beside = next(folder.glob(f"{_BESIDE}.*"), None)
+    if beside is None:
+        sent = next(folder.glob(f"{_SENT}.*"), folder)
+        playback = _playback(settings_of(service, job_id), service.job(job_id).report or {})
+        beside = copies.call(write_beside, sent, folder / _BESIDE, playback)
+    return Path(beside)
+
+
+def _playback(settings: Mapping[str, Any], report: Mapping[str, Any]) -> Playback:
+    """How a job has played its video."""
+    options, usual, length_s = settings.get("options", {}), SyncOptions(), report.get("duration_s")
+    fps = options.get("fps", usual.fps)
+    delay_s = Fraction(report.get("picture_delay_s", 0.0)).limit_denominator(_DENOMINATOR)
+    if length_s is None:  # a report of an earlier version
+        return Playback(delay_s=delay_s)
+    return Playback(
+        None if fps == "source" else Fraction(fps),
+        Fraction(length_s).limit_denominator(_DENOMINATOR),
+        options.get("extend", usual.extend),
+        delay_s,
+    )
+
+
+def write_beside(video: Path, stem: Path, playback: Playback) -> Path:
+    """Makes a file that browsers can play, with the pictures of a video at the times of `playback`: a link where the
+    video is one. Returns its path, `stem` with a suffix. For a child; raises `LatentSyncError`."""
+    target = stem.with_suffix(video.suffix)
+    if plays(video) and keeps_time(video, playback):
+        return _copy(video, target)
+    target = stem.with_suffix(".mp4")
+    if not target.exists():
+        write_preview(video, target, playback)
+    return target
 
 
 def _copy(path: Path, target: Path) -> Path:
-    """Links or copies a file, which is never written to, to `target`; returns that."""
+    """Links or copies a file, which is never written to, to `target` unless it exists; returns that."""
     try:
         os.link(path, target)
+    except FileExistsError:  # made for another request
+        pass
     except OSError:  # another disk, or one without links
         shutil.copyfile(path, target)
     return target

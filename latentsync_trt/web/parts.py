@@ -35,14 +35,11 @@ _LABELS = {
 }
 """Where the field's name says too little."""
 _PRESET_HELP = "Quality looks best and takes twice as long as balanced; fast takes half as long, and draft a third."
-_FILES = file_fields(SyncOptions).keys() - {"report"}
+FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
 _pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
-html: Any = _pages.get_template("page.html.j2").module
-"""Each macro of the file as a function that returns HTML."""
-
 _hints = get_type_hints(SyncOptions)
 _specs = {spec.name: spec for spec in fields(SyncOptions) if spec.name not in _LEFT_OUT}
 _defaults = {
@@ -59,18 +56,18 @@ def controls(names: Iterable[str]) -> dict[str, Any]:
 def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns options that are not at their defaults, and the files among them, from the values of controls."""
     given = {name: values[name] for name, default in _defaults.items() if values.get(name) not in (None, "", default)}
-    files = {name: given.pop(name) for name in _FILES & given.keys()}
+    files = {name: given.pop(name) for name in FILES & given.keys()}
     return given, files
 
 
 def _control(spec: Field[Any]) -> Any:
-    label = _LABELS.get(spec.name, spec.name.replace("_", " ").capitalize())
     info, hint = without_flags(spec.metadata["help"]), _hints[spec.name]
-    common: dict[str, Any] = {"label": label, "info": info, "elem_id": f"option-{spec.name}", "min_width": 200}
+    common: dict[str, Any] = {"label": _label(spec.name), "info": info, "min_width": 200}
+    common["elem_id"] = f"option-{spec.name}"
     if spec.name == PRESET:
         presets = [(name.capitalize(), name) for name in choices_of(hint)]
         return gr.Radio(presets, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP)
-    if spec.name in _FILES:
+    if spec.name in FILES:
         with gr.Column(min_width=200, elem_classes="file"):
             gr.Markdown(common.pop("info"), elem_classes="caption")
             return gr.File(height=110, **common)
@@ -87,8 +84,28 @@ def _control(spec: Field[Any]) -> Any:
 
 
 def without_flags(text: str) -> str:
-    """Returns a text of the command line with names of options in place of flags."""
-    return _FLAG.sub(lambda flag: flag[2].replace("-", " "), text).replace("`", "")
+    """Returns a text of the command line with the labels of controls in place of flags."""
+    return _FLAG.sub(lambda flag: _label(flag[2].replace("-", "_")).partition(" (")[0], text).replace("`", "")
+
+
+def _label(option: str) -> str:
+    return _LABELS.get(option, option.replace("_", " ").capitalize())
+
+
+_pages.filters["plain"] = without_flags
+html: Any = _pages.get_template("page.html.j2").module
+"""Each macro of the file as a function that returns HTML."""
+
+
+def fits(control: Any, value: Any) -> bool:
+    """Whether a control can have a value."""
+    if isinstance(control, gr.Dropdown | gr.Radio):
+        return value in [choice for _, choice in control.choices]
+    if isinstance(control, gr.Checkbox):
+        return isinstance(value, bool)
+    if isinstance(control, gr.Number):
+        return value is None or isinstance(value, int | float)
+    return isinstance(value, str)
 
 
 def job_label(job: JobStatus, settings: Mapping[str, Any]) -> str:
@@ -105,6 +122,6 @@ def verdict(job: JobStatus) -> dict[str, str]:
         measures = from_values(Measures, (job.report or {}).get("quality"), "quality")
     except ValueError:  # nothing was measured, or by another version
         return {}
-    text, kinds = without_flags(str(measures)), {each.verdict for each in measures.lips}
+    text, kinds = str(measures), {each.verdict for each in measures.lips}
     look = "doubt" if measures.alarm or "weak" in kinds else "open" if "cannot tell" in kinds else "follows"
     return {"look": look, "text": text[:1].upper() + text[1:]}

@@ -58,24 +58,27 @@ Build = Callable[[Path], int | None]
 _ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
-def cache_folder(given: str | Path | None = None) -> Path:
+def cache_folder(given: str | Path | None = None, *, used: bool = True) -> Path:
     """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
     it exists and this user or root owns it, else the user's cache folder.
 
-    One in the working directory is logged once per process. Raises `InputError` for a home folder that does not exist.
+    One in the working directory, or where others can write, is logged once per process if it is `used`: by a provider
+    that needs engines. Raises `InputError` for a home folder that does not exist.
     """
     named, local = given or os.environ.get(CACHE_VARIABLE), Path(LOCAL_FOLDER)
     if named:
         folder = below_home(named, _ELSEWHERE)
-        if _anyone_writes(folder):
+        if used and _anyone_writes(folder):
             cure = "set its sticky bit (chmod +t), or take the right to write from others (chmod o-w)"
             _log_once(f"engine cache: {folder}: anyone can exchange engines there; {cure}")
         return folder
     if local.is_dir():
-        if not is_foreign(local) and not _anyone_writes(local):
-            _log_once(f"engine cache: {local.absolute()}, in the working directory")
+        is_safe = not is_foreign(local) and not _anyone_writes(local)
+        where = ", in the working directory" if is_safe else " is not used, as others can write there"
+        if used:
+            _log_once(f"engine cache: {local.absolute()}{where}")
+        if is_safe:
             return local
-        _log_once(f"engine cache: {local.absolute()} is not used, as others can write there")
     return user_folder("cache") / "engines"
 
 

@@ -68,7 +68,7 @@ class Selection:
 
     def notices(self) -> list[str]:
         """One line for each reason, with the providers that were skipped for it; none on a machine without a GPU."""
-        if self.gpu is None and machine.driver_cuda() is None and not _has_nvidia_gpu():
+        if self.gpu is None and shows_no_gpu():
             return []
         names: dict[str, list[str]] = {}
         for name, reason in self.skipped_providers:
@@ -280,14 +280,16 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _has_nvidia_gpu() -> bool:
-    """Whether Linux lists an NVIDIA display controller, which may lack its driver."""
+def shows_no_gpu() -> bool:
+    """Whether there is no NVIDIA driver, nor a display controller in Linux's list that may lack it."""
+    if machine.driver_cuda() is not None:
+        return False
     for device in PCI_DEVICES.glob("*"):
         with suppress(OSError):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             if vendor == "0x10de" and kind.startswith("0x03"):
-                return True
-    return False
+                return False
+    return True
 
 
 def _file() -> Path:
