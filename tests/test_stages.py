@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
-from latentsync_trt.files import work_folder_of
 from latentsync_trt.runtime.networks import GraphDenoiser
 from latentsync_trt.sync import model_slot
 from latentsync_trt.types import Face, Progress, UInt8Array
@@ -57,13 +56,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> HeldSteps:
 
 @pytest.fixture
 def left_behind(lip_sync: LipSync, tmp_path: Path) -> Iterator[None]:
-    """Afterwards, no thread and no file may be left but what `--resume` goes on with."""
+    """Afterwards, no thread and no file may be left."""
     lip_sync.warm_up(QUICK)
     before = set(threading.enumerate())
     yield
     of_networks = {thread for thread in threading.enumerate() if "of painting" in thread.name}  # which stay
     assert set(threading.enumerate()) - of_networks <= before
-    assert {*tmp_path.iterdir()} <= {work_folder_of(tmp_path / "out.mp4")}  # for --resume
+    assert list(tmp_path.iterdir()) == []
 
 
 class Watching:
