@@ -125,7 +125,8 @@ class Frame:
 
     Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's
     chroma sampling, so that unchanged pixels are never converted; it is None for RGB output. `damaged`:
-    a part of the picture is missing or wrong in the source's file.
+    a part of the picture is missing or wrong in the source's file. `new_aspect`: width / height of its
+    pixels, where that is no longer the first picture's.
     """
 
     index: int
@@ -135,6 +136,7 @@ class Frame:
     picture: Picture
     planes: YuvPlanes | None
     damaged: bool = False
+    new_aspect: Fraction | None = None
 
     @property
     def rgb(self) -> UInt8Array:

@@ -219,3 +219,14 @@ def test_file_names_are_never_read_as_protocols_or_playlists(tmp_path: Path) -> 
         playlist.write_text(text)
         with pytest.raises(MediaError, match=f"{name}: .*playlist, which names other files"):
             probe(playlist)
+
+
+def test_pixels_that_change_their_shape_are_told(tmp_path: Path) -> None:
+    """In a file of raw H.264, in which each stream states the shape of its own pixels."""
+    square = write_video(tmp_path / "square.h264", numbered(4)).read_bytes()
+    wide = write_video(tmp_path / "wide.h264", numbered(4), pixel_aspect=Fraction(4, 3)).read_bytes()
+    clip = tmp_path / "both.h264"
+    clip.write_bytes(square + wide)
+    assert {frame.new_aspect for frame in read_frames(clip)} == {None, Fraction(4, 3)}
+    clip.write_bytes(square + square)
+    assert {frame.new_aspect for frame in read_frames(clip)} == {None}

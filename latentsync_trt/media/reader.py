@@ -25,7 +25,7 @@ from latentsync_trt.media.conversion import (
 )
 from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo, top_field_first
 from latentsync_trt.media.ending import end_of, knows_end
-from latentsync_trt.media.files import is_damaged, open_input, picture_streams, reading
+from latentsync_trt.media.files import is_damaged, new_aspect_of, open_input, picture_streams, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import clock_of, frames_per_s, period_of, stamp_of, stated_end_s, time_base_of
@@ -82,7 +82,9 @@ def read_frames(
     decoder's own bytes where `conversion` supports their format; `picture` is computed from them on access. Both are
     read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no picture, or breaks
     off; the message gives the time."""
-    converter, frame, converted = FrameConverter(), None, None
+    converter = FrameConverter()
+    frame: VideoFrame | None = None
+    converted = None
     for index, shown in enumerate(played(VideoPasses(path), playback)):
         picture = shown.item
         if converted is None or picture.item is not frame:
@@ -92,8 +94,15 @@ def read_frames(
                 planes = converter.planes(frame)
             planes = planes if store is None else store(planes)
             converted = LazyRgb(planes), planes
-        damaged = is_damaged(picture.item)
-        yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted, damaged=damaged)
+        yield Frame(
+            index,
+            shown.time_s,
+            shown.duration_s,
+            picture.time_s,
+            *converted,
+            damaged=is_damaged(frame),
+            new_aspect=new_aspect_of(frame),
+        )
     if converted is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")
 

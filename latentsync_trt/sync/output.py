@@ -70,12 +70,15 @@ def write_frames(
     shows a face."""
     expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
     damaged = dict[Fraction, Fraction]()
+    aspects = dict[Fraction, Fraction]()
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
         faces.add(frame, job.seen, has_face=job.has_face)
         if frame.damaged:
             damaged.setdefault(frame.source_s, frame.source_s + frame.duration_s)
+        if frame.new_aspect is not None:
+            aspects.setdefault(frame.new_aspect, frame.source_s)
         leave()
         if frame.index < pace.frames_done:
             run.ask()
@@ -91,6 +94,7 @@ def write_frames(
         picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)
         run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
     run.announce(notices_of_damage(run.inputs.video, damaged))
+    run.announce(_notices_of_aspects(run.inputs.video, aspects))
     if not faces.frames_with_face:
         raise faces.no_face(run.inputs.video)
     if (notice := faces.turned_notice(run.inputs.video)) is not None:
@@ -111,6 +115,16 @@ def notices_of_damage(video: Path, damaged: Mapping[Fraction, Fraction]) -> list
     times = ", ".join(f"{float(start_s):.2f} to {float(end_s):.2f}" for start_s, end_s in spans_s[:_TOLD])
     more = f", and {len(spans_s) - _TOLD} more times" if len(spans_s) > _TOLD else ""
     return [f"{video}: its picture is damaged from {times} s{more}; copy or download it again"]
+
+
+def _notices_of_aspects(video: Path, aspects: Mapping[Fraction, Fraction]) -> list[str]:
+    """At which time of the source the shape of pixels changes, by the new one."""
+    if not aspects:
+        return []
+    aspect, source_s = next(iter(aspects.items()))
+    what = f"its pixel aspect changes to {aspect} at about {float(source_s):.1f} s"
+    cure = "make its pixels square first: ffmpeg -i OLD -vf scale=iw*sar:ih,setsar=1 NEW.mp4"
+    return [f"{video}: {what}, and the output keeps the first one; {cure}"]
 
 
 def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
