@@ -1,8 +1,12 @@
-"""Send a clip to a running `latentsync-trt serve`, follow the job, and fetch the result. Needs `pip install httpx`.
+"""Send a clip to a running `latentsync-trt serve`, follow the job, and fetch the result. Needs `pip
+install httpx`.
 
-latentsync-trt serve --bundle demo                  in another terminal; needs `pip install "latentsync-trt[serve]"`
+In another terminal, after `pip install "latentsync-trt[serve]"`: latentsync-trt serve --bundle demo
+
 python serve_client.py
-python serve_client.py in.mp4 speech.wav --url https://lips.example.com      the key: $LATENTSYNC_TRT_API_KEY
+python serve_client.py in.mp4 speech.wav --url https://lips.example.com
+
+The key is read from $LATENTSYNC_TRT_API_KEY.
 """
 
 import argparse
@@ -35,15 +39,26 @@ if __name__ == "__main__":
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=f"{args.url}/v1/", headers=headers, timeout=60) as client:
         with Path(video).open("rb") as picture, Path(audio).open("rb") as speech:
-            files, form = {"video": picture, "audio": speech}, {"options": json.dumps({"preset": "fast"})}
+            files = {"video": picture, "audio": speech}
+            form = {"options": json.dumps({"preset": "fast"})}
             job = checked(client.post("jobs", data=form, files=files)).json()
         while job["state"] in ("waiting", "running"):
-            print(job["state"], job["stage"] or "", job["done"], "of", job["total"] or "?", file=sys.stderr)
+            print(
+                job["state"],
+                job["stage"] or "",
+                job["done"],
+                "of",
+                job["total"] or "?",
+                file=sys.stderr,
+            )
             time.sleep(1)
             job = checked(client.get(f"jobs/{job['id']}")).json()
         if job["state"] != "done":
             sys.exit(f"error: {job['state']}: {job['error']}")
-        with client.stream("GET", f"jobs/{job['id']}/result") as answer, args.output.open("wb") as output:
+        with (
+            client.stream("GET", f"jobs/{job['id']}/result") as answer,
+            args.output.open("wb") as output,
+        ):
             output.writelines(checked(answer).iter_bytes())
         checked(client.delete(f"jobs/{job['id']}"))
     print(f"{args.output}: {job['report']['frames']} frames in {job['report']['wall_s']:.1f} s")

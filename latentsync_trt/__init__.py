@@ -1,4 +1,6 @@
-"""LatentSync lip-sync through ONNX Runtime: TensorRT first, CUDA where it is missing, CPU everywhere."""
+"""LatentSync lip-sync through ONNX Runtime: TensorRT first, CUDA where it is missing, CPU
+everywhere.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -50,8 +52,22 @@ _MODULES = {
     "demo_clip": "media.demo_clip",
     **dict.fromkeys(
         (
-            *("BundleError", "Busy", "CheckpointError", "EngineBuildError", "ExportMismatch", "GraphRefused"),
-            *("InferenceError", "InputError", "LatentSyncError", "MediaError", "MissingDependency", "NoFaceError"),
+            *(
+                "BundleError",
+                "Busy",
+                "CheckpointError",
+                "EngineBuildError",
+                "ExportMismatch",
+                "GraphRefused",
+            ),
+            *(
+                "InferenceError",
+                "InputError",
+                "LatentSyncError",
+                "MediaError",
+                "MissingDependency",
+                "NoFaceError",
+            ),
             *("OutOfMemory", "OutputError", "ProviderUnavailable"),
         ),
         "errors",
@@ -63,7 +79,9 @@ __all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use: the command line handles Ctrl-C before NumPy is imported."""
+    """Imports a public name at its first use: the command line handles Ctrl-C before NumPy is
+    imported.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

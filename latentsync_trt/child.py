@@ -1,6 +1,8 @@
-"""Runs functions in child processes that exchange Python objects with their parent over a connection they inherit.
+"""Runs functions in child processes that exchange Python objects with their parent over a
+connection they inherit.
 
-Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends only the child.
+Native code in a child can be interrupted at once; its crash, or a limit of memory or time, ends
+only the child.
 """
 
 import ctypes
@@ -29,7 +31,9 @@ Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
 Work = Callable[[Iterator[Any], Emit], None]
-"""Of a child: gets its orders as they arrive, without end, and emits events. A function at the top of a module."""
+"""Of a child: gets its orders as they arrive, without end, and emits events. A function at the top
+of a module.
+"""
 
 # Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
@@ -52,7 +56,9 @@ class Ended:
     last_error_line: str
 
     def __str__(self) -> str:
-        """For example "signal 11 (SIGSEGV)" or "exit code 1"; on Windows, 3221225477 is an access violation."""
+        """For example "signal 11 (SIGSEGV)" or "exit code 1"; on Windows, 3221225477 is an access
+        violation.
+        """
         if self.code >= 0:
             return f"exit code {self.code}"
         names = {each.value: f" ({each.name})" for each in signal.Signals}
@@ -60,16 +66,22 @@ class Ended:
 
     @property
     def crash(self) -> str:
-        """What ended it, as text, if that was the system: a signal, or on Windows an exception; else empty."""
-        crashed = self.code < 0 or (self.code in _WINDOWS_EXCEPTIONS and self.code != _WINDOWS_CTRL_C)
-        return str(self) if crashed else ""
+        """What ended it, as text, if that was the system: a signal, or on Windows an exception;
+        else empty.
+        """
+        crashed = self.code < 0 or (
+            self.code in _WINDOWS_EXCEPTIONS and self.code != _WINDOWS_CTRL_C
+        )
+        if crashed:
+            return str(self)
+        return ""
 
 
 class Child:
     """A process that calls `work`; ends with this process, or with its block.
 
-    `environment`: variables in addition to those of this process. `send`, `wait` and `end` may come from any thread.
-    Raises `OSError` if the process cannot be started.
+    `environment`: variables in addition to those of this process. `send`, `wait` and `end` may come
+    from any thread. Raises `OSError` if the process cannot be started.
     """
 
     def __init__(self, work: Work, environment: Mapping[str, str] | None = None) -> None:
@@ -80,7 +92,13 @@ class Child:
         self._connection, theirs = connection.Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    f"from {__name__} import main; main()",
+                    str(theirs.fileno()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,
                 stderr=self._printed,
@@ -106,7 +124,9 @@ class Child:
 
     @property
     def memory_bytes(self) -> int:
-        """What it occupies; on Linux without files and libraries, which it may share. 0 when it has ended."""
+        """What it occupies; on Linux without files and libraries, which it may share. 0 when it has
+        ended.
+        """
         with suppress(psutil.Error):
             memory = psutil.Process(self.pid).memory_info()
             return int(memory.rss - getattr(memory, "shared", 0))
@@ -118,7 +138,9 @@ class Child:
             self._connection.send(order)
 
     def events(self, watch: Callable[[], None] = lambda: None) -> Iterator[Event]:
-        """Events as they arrive, until the child ends; calls `watch` before each, and ten times a second."""
+        """Events as they arrive, until the child ends; calls `watch` before each, and ten times a
+        second.
+        """
         with suppress(EOFError, OSError):
             while True:
                 arrived = self._connection.poll(_POLL_S)
@@ -136,7 +158,9 @@ class Child:
                 self._printed.seek(0)
                 lines = self._printed.read().decode("utf-8", errors="replace").splitlines()
                 self._printed.close()
-                self._ended = Ended(code, next((line.strip() for line in reversed(lines) if line.strip()), ""))
+                self._ended = Ended(
+                    code, next((line.strip() for line in reversed(lines) if line.strip()), "")
+                )
         return self._ended
 
     def ask_to_end(self) -> None:
@@ -157,10 +181,14 @@ class Child:
 
 
 def run_child(
-    work: Work, order: Any, on_event: Callable[[Event], None], environment: Mapping[str, str] | None = None
+    work: Work,
+    order: Any,
+    on_event: Callable[[Event], None],
+    environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Gives `order` to a `Child` and calls `on_event` for each event until it ends. Raises `OSError` if it cannot be
-    started, `KeyboardInterrupt` also if Ctrl-C reached only the child."""
+    """Gives `order` to a `Child` and calls `on_event` for each event until it ends. Raises
+    `OSError` if it cannot be started, `KeyboardInterrupt` also if Ctrl-C reached only the child.
+    """
     with Child(work, environment) as child:
         child.send(order)
         for event in child.events():
@@ -186,10 +214,13 @@ def kill_all() -> None:
 
 
 def main() -> None:
-    """In the child. When the parent asks for it or has ended, removes temporary folders and ends at once."""
+    """In the child. When the parent asks for it or has ended, removes temporary folders and ends at
+    once.
+    """
     # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent, lock = _inherited(int(sys.argv[-1])), threading.Lock()
+    parent = _inherited(int(sys.argv[-1]))
+    lock = threading.Lock()
     function: Work = parent.recv()
     orders: Queue[Any] = Queue()
     threading.Thread(target=_read_orders, args=(parent, orders), daemon=True).start()
@@ -205,8 +236,9 @@ def main() -> None:
 
 
 def give_memory_back() -> None:
-    """Returns to the system what this process has freed, for what follows may need less for hours. PyAV's frames form
-    cycles, and glibc keeps what is not at the end of its heaps."""
+    """Returns to the system what this process has freed, for what follows may need less for hours.
+    PyAV's frames form cycles, and glibc keeps what is not at the end of its heaps.
+    """
     gc.collect()
     if sys.platform == "linux":
         with suppress(AttributeError):  # of another C library

@@ -1,4 +1,6 @@
-"""Options of `sync` and of engines. Each field declares its help, default, limits and group, once."""
+"""Options of `sync` and of engines. Each field declares its help, default, limits and group,
+once.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +11,17 @@ from typing import Literal
 
 from latentsync_trt import option_fields as fields
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import FACES, FILES, HARDWARE, OUTPUT_FILE, QUALITY, SOUND, TIME, check_limits, option
+from latentsync_trt.option_fields import (
+    FACES,
+    FILES,
+    HARDWARE,
+    OUTPUT_FILE,
+    QUALITY,
+    SOUND,
+    TIME,
+    check_limits,
+    option,
+)
 
 MODEL_FPS = 25
 """Frames per second that LatentSync was trained at; the audio windows are cut for it."""
@@ -43,7 +55,9 @@ _time_option = partial(
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings of the sampler. `cache_interval`: every N-th step runs the whole network, or the numbers of those."""
+    """Settings of the sampler. `cache_interval`: every N-th step runs the whole network, or the
+    numbers of those.
+    """
 
     steps: int
     solver: Solver
@@ -67,32 +81,38 @@ def _checked_encoder(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """How a video is lip-synced. Raises `InputError` for values outside their limits and for contradicting options.
+    """How a video is lip-synced. Raises `InputError` for values outside their limits and for
+    contradicting options.
 
     Where `steps`, `solver` or `cache_interval` is None, the preset decides: see `sampling`.
     """
 
     preset: PresetName = option(
         "balanced",
-        "quality looks best and takes twice as long as balanced, fast half as long, and draft a third. "
+        "quality looks best and takes twice as long as "
+        "balanced, fast half as long, and draft a third. "
         "--steps, --solver and --cache-interval override it.",
         group=QUALITY,
     )
     resolution: int | None = _sampling_option(
         None,
-        "Face resolution in pixels, divisible by 64; smaller than the bundle's own only if it was exported with "
+        "Face resolution in pixels, divisible by 64; smaller "
+        "than the bundle's own only if it was exported with "
         "--min-resolution.  [default: the bundle's]",
         minimum=64,
         maximum=2048,
         multiple=fields.RESOLUTION_STEP_PX,
     )
-    steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
+    steps: int | None = _sampling_option(
+        None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999
+    )
     solver: Solver | None = _sampling_option(
         None, "DDIM, or DPM-Solver++(2M), which needs fewer steps.  [default: from --preset]"
     )
     guidance: float = option(
         1.5,
-        "Classifier-free guidance scale: higher follows the speech more strongly; 1 or less halves the work.",
+        "Classifier-free guidance scale: higher follows "
+        "the speech more strongly; 1 or less halves the work.",
         group=QUALITY,
         minimum=0.0,
         maximum=20.0,
@@ -100,17 +120,21 @@ class SyncOptions:
     seed: int = _sampling_option(1247, "Seed of the initial noise.", minimum=0, maximum=2**63 - 1)
     cache_interval: int | tuple[int, ...] | None = _sampling_option(
         None,
-        "Run the whole network every N-th step and reuse its inner features between; 1 = every step. Or the steps that "
+        "Run the whole network every N-th step and reuse its "
+        "inner features between; 1 = every step. Or the steps that "
         "run it, numbered from 0, as in 0,1,2,5,9,14.  [default: from --preset]",
         parse=fields.parse_cache_interval,
-        expected="a number of steps from 1, or their ascending numbers from 0 to the last, as in 0,1,5",
+        expected="a number of steps from 1, or their ascending "
+        "numbers from 0 to the last, as in 0,1,5",
         show=fields.show_numbers,
         metavar="N|STEP,STEP,...",
     )
     face: str = option(
         "largest",
-        "Whose mouth: the largest, left or right face, speaking = at each time the person who speaks in the video, "
-        "index:N = the person of that number in `latentsync-trt faces`, or the face at:X,Y in pixels. For speaking and "
+        "Whose mouth: the largest, left or right face, speaking "
+        "= at each time the person who speaks in the video, "
+        "index:N = the person of that number in `latentsync-trt "
+        "faces`, or the face at:X,Y in pixels. For speaking and "
         "index:N the whole video is searched first, unless there is --faces.",
         group=FACES,
         parse=fields.checked_face,
@@ -119,7 +143,8 @@ class SyncOptions:
     )
     speaker: tuple[fields.Speaker, ...] = option(
         (),
-        "Instead of --audio, for several people: the number of a person and their recording, as in 0=a.wav. Repeat "
+        "Instead of --audio, for several people: the number of "
+        "a person and their recording, as in 0=a.wav. Repeat "
         "it for each. With --audio and --turns: the name of the speaker there, as in 0=ann.",
         group=FACES,
         parse=fields.parse_speakers,
@@ -128,7 +153,8 @@ class SyncOptions:
     )
     turns: str | Path | None = option(
         None,
-        "RTTM file, as diarization tools write it: who speaks when in --audio. Each person is painted in their turns "
+        "RTTM file, as diarization tools write it: who speaks "
+        "when in --audio. Each person is painted in their turns "
         "and stays as they are at other times.",
         group=FACES,
     )
@@ -139,19 +165,22 @@ class SyncOptions:
     )
     paste: Paste = option(
         "face",
-        "What replaces the picture: the painted face within its outline, or all of the mask around the mouth.",
+        "What replaces the picture: the painted face within "
+        "its outline, or all of the mask around the mouth.",
         group=FACES,
         advanced=True,
     )
     enhancer: str | None = option(
         None,
-        "Improves each painted face: the name of an installed package's entry point `latentsync_trt.enhancers`.",
+        "Improves each painted face: the name of an installed "
+        "package's entry point `latentsync_trt.enhancers`.",
         group=FACES,
         metavar="NAME",
     )
     strict: bool = option(
         False,
-        "Stop where the painted mouth does not look like the face, or the built-in model meets another face than the "
+        "Stop where the painted mouth does not look like the "
+        "face, or the built-in model meets another face than the "
         "demo's, instead of saying so and going on.",
         group=QUALITY,
     )
@@ -163,11 +192,14 @@ class SyncOptions:
         group=TIME,
     )
     extend: Extend = option(
-        "pingpong", "If the video ends before the output: play it back and forth, or start it again.", group=TIME
+        "pingpong",
+        "If the video ends before the output: play it back and forth, or start it again.",
+        group=TIME,
     )
     preview_s: float | None = option(
         None,
-        "Paint and write only the first seconds with speech, to <video>-preview.mp4; 3 where it stands last, without a "
+        "Paint and write only the first seconds with speech, to "
+        "<video>-preview.mp4; 3 where it stands last, without a "
         "number.",
         group=FILES,
         minimum=0.1,
@@ -176,11 +208,13 @@ class SyncOptions:
         metavar="SECONDS",
     )
     start: Fraction | None = _time_option(
-        "Sync from this time on, in seconds or as 1:02.5; what is before stays as it is. Speech from another file "
+        "Sync from this time on, in seconds or as 1:02.5; what "
+        "is before stays as it is. Speech from another file "
         "begins here."
     )
     end: Fraction | None = _time_option(
-        "Sync until this time; what follows stays as it is.  [default: where the video ends; with --start, where "
+        "Sync until this time; what follows stays as it is.  "
+        "[default: where the video ends; with --start, where "
         "speech from another file ends]"
     )
     offset: float = option(
@@ -191,27 +225,36 @@ class SyncOptions:
         maximum=3_600_000.0,
     )
     mix: str | Path | None = option(
-        None, "What is heard instead of --audio, which then only moves the lips, as a voice without music.", group=SOUND
+        None,
+        "What is heard instead of --audio, which then "
+        "only moves the lips, as a voice without music.",
+        group=SOUND,
     )
     silence: Silence = option(
         "closed",
-        "Where no one speaks, also over noise and music: closed shuts the mouth, model leaves it to the model.",
+        "Where no one speaks, also over noise and music: "
+        "closed shuts the mouth, model leaves it to the model.",
         group=SOUND,
     )
     audio_segments: AudioSegments = option(
         "joined",
-        "How speech of more than 30 s is cut for the audio encoder: joined = into pieces that overlap and meet in "
+        "How speech of more than 30 s is cut for the audio "
+        "encoder: joined = into pieces that overlap and meet in "
         "pauses; public = every 30 s, as the public release does.",
         group=SOUND,
         rare=True,
     )
     codec: Codec | None = option(
-        None, "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]", group=OUTPUT_FILE
+        None,
+        "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]",
+        group=OUTPUT_FILE,
     )
     encoder: str | None = option(
         None,
-        "Encoder: of the codec on the CPU (x264, x265, svtav1), nvenc on the GPU, or auto: nvenc if it is available. "
-        "Its own name for speed against size may follow, as in x264:slow, svtav1:8, nvenc:p5 or prores:hq.  "
+        "Encoder: of the codec on the CPU (x264, x265, svtav1), "
+        "nvenc on the GPU, or auto: nvenc if it is available. "
+        "Its own name for speed against size may follow, "
+        "as in x264:slow, svtav1:8, nvenc:p5 or prores:hq.  "
         "[default: the codec's on the CPU]",
         group=OUTPUT_FILE,
         parse=_checked_encoder,
@@ -226,46 +269,68 @@ class SyncOptions:
         maximum=63,
     )
     mark: bool = option(
-        True, "Whether the file's metadata say that AI changed the picture.", group=OUTPUT_FILE, off="--no-mark"
+        True,
+        "Whether the file's metadata say that AI changed the picture.",
+        group=OUTPUT_FILE,
+        off="--no-mark",
     )
     c2pa: str | Path | None = option(
         None,
-        "Certificate chain and private key (one .pem file) that sign C2PA content credentials; needs the extra c2pa.",
+        "Certificate chain and private key (one .pem file) that "
+        "sign C2PA content credentials; needs the extra c2pa.",
         group=OUTPUT_FILE,
         advanced=True,
     )
     overwrite: bool = option(False, "Replace the output if there is one.", group=FILES)
     resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
     report: str | Path | None = option(
-        None, "Page (.html) to write with measures and pictures of the result.", group=FILES, written=True
+        None,
+        "Page (.html) to write with measures and pictures of the result.",
+        group=FILES,
+        written=True,
     )
 
     def __post_init__(self) -> None:
         check_limits(self)
-        steps, interval = self.sampling.steps, self.sampling.cache_interval
-        if isinstance(interval, tuple) and (0 not in interval or not set(interval) <= set(range(steps))):
+        steps = self.sampling.steps
+        interval = self.sampling.cache_interval
+        if isinstance(interval, tuple) and (
+            0 not in interval or not set(interval) <= set(range(steps))
+        ):
             raise InputError(
-                f"--cache-interval {fields.show_numbers(interval)}: does not ascend from 0 to at most {steps - 1}"
+                f"--cache-interval {fields.show_numbers(interval)}: "
+                f"does not ascend from 0 to at most {steps - 1}"
             )
         if self.preview_s is not None and self.resume:
             raise InputError("--preview and --resume exclude each other: a preview begins anew")
         if self.speaker and self.face != "largest":
-            raise InputError(f"--face {self.face} and --speaker exclude each other: --speaker says whose face")
+            raise InputError(
+                f"--face {self.face} and --speaker exclude each other: --speaker says whose face"
+            )
         if self.turns and self.face == "speaking":
-            raise InputError("--face speaking and --turns exclude each other: both say who is painted when")
+            raise InputError(
+                "--face speaking and --turns exclude each other: both say who is painted when"
+            )
         if self.start is not None and self.end is not None and not self.start < self.end:
-            raise InputError(f"--end {float(self.end):g}: is not after --start {float(self.start):g}")
+            raise InputError(
+                f"--end {float(self.end):g}: is not after --start {float(self.start):g}"
+            )
 
     @property
     def sampling(self) -> Sampling:
         """The preset with explicit options applied."""
         preset = PRESETS[self.preset]
-        interval = preset.cache_interval if self.cache_interval is None else self.cache_interval
+        if self.cache_interval is None:
+            interval = preset.cache_interval
+        else:
+            interval = self.cache_interval
         return Sampling(self.steps or preset.steps, self.solver or preset.solver, interval)
 
     @property
     def encoder_name(self) -> str | None:
-        return None if self.encoder is None else self.encoder.partition(":")[0]
+        if self.encoder is None:
+            return None
+        return self.encoder.partition(":")[0]
 
     @property
     def encoder_preset(self) -> str | None:
@@ -283,27 +348,31 @@ class SyncOptions:
 class RuntimeOptions:
     """How engines are built, cached and run. Raises `InputError` for values outside their limits.
 
-    `dynamic`, `provider_option` and `graph_variant` are part of an engine's key in the cache. `device`
-    may be given as a number, several numbers, text as on the command line, or "all"; it becomes an
-    int for one GPU, a tuple for several, or "all", which `batch` and `serve` take: one clip runs on one GPU.
+    `dynamic`, `provider_option` and `graph_variant` are part of an engine's key in the cache.
+    `device` may be given as a number, several numbers, text as on the command line, or "all"; it
+    becomes an int for one GPU, a tuple for several, or "all", which `batch` and `serve` take: one
+    clip runs on one GPU.
     """
 
     dynamic: bool | None = _engine_option(
         None,
-        "Engines for all shapes the bundle allows, or for one shape (fastest).  [default: as exported]",
+        "Engines for all shapes the bundle allows, or "
+        "for one shape (fastest).  [default: as exported]",
         off="--static",
     )
     device: int | str | tuple[int, ...] = _engine_option(
         0,
         "GPU, by its number in CUDA; for many clips also several, as in 0,1, or all.",
         parse=fields.parse_device,
-        expected=f"different numbers of GPUs from 0 to {fields.MOST_DEVICE}, as in 1 or 0,1, nor all",
+        expected="different numbers of GPUs from 0 to "
+        f"{fields.MOST_DEVICE}, as in 1 or 0,1, nor all",
         show=fields.show_numbers,
         metavar="N,N,...|all",
     )
     provider_option: tuple[str, ...] = _engine_option(
         (),
-        "Option that ONNX Runtime passes to its execution provider, under the provider's own name, as in "
+        "Option that ONNX Runtime passes to its execution "
+        "provider, under the provider's own name, as in "
         "gpu_mem_limit=8000000000 or trt_builder_optimization_level=5. "
         "Repeat it for each.",
         parse=fields.parse_provider_options,
@@ -313,34 +382,42 @@ class RuntimeOptions:
     )
     cuda_graph: bool | None = _engine_option(
         None,
-        "Record and replay a CUDA graph; fixed shapes only.  [default: on up to 256 px, with CUDA where the bundle has "
+        "Record and replay a CUDA graph; fixed shapes only.  "
+        "[default: on up to 256 px, with CUDA where the bundle has "
         "graphs made for it and memory allows]",
         off="--no-cuda-graph",
         rare=True,
     )
     graph_variant: Literal["auto", "portable"] = _engine_option(
         "auto",
-        "Variant of the graphs: auto = the one for CUDA with provider cuda if the bundle has it; portable = "
+        "Variant of the graphs: auto = the one for CUDA "
+        "with provider cuda if the bundle has it; portable = "
         "bit-for-bit repeatable, and slower on CUDA.",
         rare=True,
     )
     build: Literal["now", "background"] = _engine_option(
-        "now", "Missing engines: build them first, or for the next run while the next provider runs this one."
+        "now",
+        "Missing engines: build them first, or for the "
+        "next run while the next provider runs this one.",
     )
     low_memory: bool = option(False, "Keep one network at a time on the GPU.", group=HARDWARE)
     engine_cache: str | Path | None = _engine_option(
         None,
-        "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
+        "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, "
+        "else ./engine_cache, else the user's cache]",
         folder=True,
         rare=True,
     )
     syncnet: str | Path | None = _engine_option(
         None,
-        "SyncNet's graph, from `export --syncnet`, which measures LSE-C and LSE-D.  [default: checkpoints/syncnet.onnx "
+        "SyncNet's graph, from `export --syncnet`, which measures "
+        "LSE-C and LSE-D.  [default: checkpoints/syncnet.onnx "
         "if it is there and a report is made]",
         rare=True,
     )
-    verify: bool = _engine_option(False, "Compare all files of the bundle with their SHA-256, not only its graphs.")
+    verify: bool = _engine_option(
+        False, "Compare all files of the bundle with their SHA-256, not only its graphs."
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -356,7 +433,8 @@ class RuntimeOptions:
         """`device` for what uses one GPU; raises `InputError` if it names several."""
         if not isinstance(self.device, int):
             raise InputError(
-                f"--device {fields.show_numbers(self.device)}: one clip runs on one GPU; give its number, or use "
+                f"--device {fields.show_numbers(self.device)}: "
+                "one clip runs on one GPU; give its number, or use "
                 "`latentsync-trt batch` for many clips on many GPUs"
             )
         return self.device

@@ -1,4 +1,5 @@
-"""The denoising loop: noise levels that the sampler visits, the linear update of each step, plan and inputs. Pure.
+"""The denoising loop: noise levels that the sampler visits, the linear update of each step, plan
+and inputs. Pure.
 
 The plan says which steps run the whole network, and which reuse its inner features.
 """
@@ -17,10 +18,12 @@ from latentsync_trt.types import Denoiser, Float32Array, Float64Array
 LATENT_CHANNELS = 4
 
 TRAINING_STEPS = 1000
-_BETA_FIRST, _BETA_LAST = 0.00085, 0.012
+_BETA_FIRST = 0.00085
+_BETA_LAST = 0.012
 _STEPS_OFFSET = 1
 
-# With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near the clean image.
+# With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near
+# the clean image.
 _STEPS_FOR_HIGH_ORDER_END = 15
 
 
@@ -28,8 +31,9 @@ _STEPS_FOR_HIGH_ORDER_END = 15
 class Step:
     """One sampler update from the noise level of training step `timestep`.
 
-    `coefficients (5,)` float32 are c_x, c_eps, c_history, d_x and d_eps, in the order that step graphs take them:
-    `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x + d_eps·eps`.
+    `coefficients (5,)` float32 are c_x, c_eps, c_history, d_x and d_eps, in the order that step
+    graphs take them: `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x +
+    d_eps·eps`.
     """
 
     timestep: int
@@ -37,15 +41,17 @@ class Step:
 
 
 def alphas_cumprod() -> Float64Array:
-    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing. The betas are linear in
-    their square root ("scaled linear")."""
+    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing. The
+    betas are linear in their square root ("scaled linear").
+    """
     betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
     return np.cumprod(1.0 - betas, dtype=np.float64)
 
 
 def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first. The spacing is "leading" with an
-    offset of 1, or "trailing": from the last training step on."""
+    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first. The spacing
+    is "leading" with an offset of 1, or "trailing": from the last training step on.
+    """
     if trailing:
         spacing = TRAINING_STEPS / steps
         return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
@@ -53,15 +59,18 @@ def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
 
 
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
-    """The updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit Models", equation 12, σ = 0).
+    """The updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit Models",
+    equation 12, σ = 0).
 
     With ā the signal share now and ā' at the next visited level: x₀ = (x − √(1 − ā)·eps) / √ā and
     next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a clean image. DDIM
     has no history, so its three coefficients are 0.
     """
-    signal, updates = alphas_cumprod(), []
+    signal = alphas_cumprod()
+    updates = []
     for timestep in timesteps(steps):
-        now, then = signal[timestep], signal[max(timestep - TRAINING_STEPS // steps, 0)]
+        now = signal[timestep]
+        then = signal[max(timestep - TRAINING_STEPS // steps, 0)]
         to_clean = (then / now) ** 0.5
         c_eps = (1 - then) ** 0.5 - to_clean * (1 - now) ** 0.5
         updates.append(Step(timestep, np.array([to_clean, c_eps, 0, 0, 0], np.float32)))
@@ -76,10 +85,11 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·p₀), where r = h / (2·g); p₀ and g: the previous x₀ and
     h. r is 0 on the first step, and on the last of fewer than 15.
 
-    The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): it
-    starts at the noisiest trained level, to match the pure noise that the loop starts from. With few steps, "leading"
-    spacing starts at a level where the latents should contain a part of the picture, which shifts its mean. As with
-    DDIM, the last step goes to training step 0, not to a clean image.
+    The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps
+    are Flawed"): it starts at the noisiest trained level, to match the pure noise that the loop
+    starts from. With few steps, "leading" spacing starts at a level where the latents should
+    contain a part of the picture, which shifts its mean. As with DDIM, the last step goes to
+    training step 0, not to a clean image.
     """
     visited = timesteps(steps, trailing=True)
     signal = alphas_cumprod()
@@ -90,18 +100,23 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     for i, timestep in enumerate(visited):
         ends_low = i == steps - 1 and steps < _STEPS_FOR_HIGH_ORDER_END
         weight = 0.0 if i == 0 or ends_low else widths[i] / (2 * widths[i - 1])
-        now, then = levels[i], levels[i + 1]
+        now = levels[i]
+        then = levels[i + 1]
         # (α'/α)/(σ'/σ) is e^h, so that 1 − e^−h needs no logarithm.
         noise_kept = ((1 - then) / (1 - now)) ** 0.5
         gain = then**0.5 - noise_kept * now**0.5
-        d_x, d_eps = now**-0.5, -(((1 - now) / now) ** 0.5)
+        d_x = now**-0.5
+        d_eps = -(((1 - now) / now) ** 0.5)
         ahead = gain * (1 + weight)
         factors = noise_kept + ahead * d_x, ahead * d_eps, -gain * weight, d_x, d_eps
         updates.append(Step(timestep, np.array(factors, np.float32)))
     return tuple(updates)
 
 
-SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {
+    "ddim": ddim_schedule,
+    "dpmpp": dpmpp_schedule,
+}
 """The updates of each solver, by the number of steps."""
 
 
@@ -111,8 +126,10 @@ def plan_for(options: SyncOptions) -> tuple[bool, ...]:
 
 
 def cache_plan(steps: int, interval: int | tuple[int, ...]) -> tuple[bool, ...]:
-    """Which of `steps` steps run the whole network; the others its last layer only. `interval`: every `interval`-th
-    step does, from the first one on; or the numbers of those that do, from 0."""
+    """Which of `steps` steps run the whole network; the others its last layer only. `interval`:
+    every `interval`-th step does, from the first one on; or the numbers of those that do, from
+    0.
+    """
     full = interval if isinstance(interval, tuple) else range(0, steps, interval)
     return tuple(step in full for step in range(steps))
 
@@ -127,14 +144,19 @@ def denoise(
     plan: Sequence[bool],
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
-    """Turns `noise (1, 4, 1, h, w)`, repeated over frames, into the latents of a window, `(4, F, h, w)`.
+    """Turns `noise (1, 4, 1, h, w)`, repeated over frames, into the latents of a window, `(4, F, h,
+    w)`.
 
-    `conditioning (9, F, h, w)`, `audio (F, S, D)`: float32. `plan`: which steps of `schedule` run the whole network.
-    `on_step`: called after each with the number of steps done and their total. Raises `InputError` if shapes disagree.
+    `conditioning (9, F, h, w)`, `audio (F, S, D)`: float32. `plan`: which steps of `schedule` run
+    the whole network. `on_step`: called after each with the number of steps done and their total.
+    Raises `InputError` if shapes disagree.
     """
     _, frames, height, width = conditioning.shape
     if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or len(audio) != frames:
-        raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
+        raise InputError(
+            f"noise {noise.shape}, conditioning "
+            f"{conditioning.shape} and audio {audio.shape} do not fit"
+        )
     latents = np.ascontiguousarray(np.repeat(noise[0], frames, axis=1), np.float32)
     denoiser.begin(latents, conditioning, audio, guidance)
     for done, (step, full) in enumerate(zip(schedule, plan, strict=True), start=1):
@@ -145,15 +167,21 @@ def denoise(
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:
-    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`). Drawn in
-    double precision and rounded, so that the values do not depend on NumPy's float32 sampler."""
+    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from
+    PCG64(`seed`). Drawn in double precision and rounded, so that the values do not depend on
+    NumPy's float32 sampler.
+    """
     generator = np.random.Generator(np.random.PCG64(seed))
     return generator.standard_normal((1, LATENT_CHANNELS, 1, height, width)).astype(np.float32)
 
 
-def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
-    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`. `latent_mask (h, w)`: 1 =
-    kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and of whole images."""
+def conditioning(
+    latent_mask: Float32Array, masked: Float32Array, reference: Float32Array
+) -> Float32Array:
+    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
+    `latent_mask (h, w)`: 1 = kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and
+    of whole images.
+    """
     mask = np.broadcast_to(latent_mask, (len(masked), 1, *latent_mask.shape))
     stacked = np.concatenate([mask, masked, reference], axis=1, dtype=np.float32)
     return np.ascontiguousarray(stacked.transpose(1, 0, 2, 3))

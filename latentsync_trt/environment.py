@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """A block in which variables have these values; None = not set. No other thread may need them meanwhile."""
+    """A block in which variables have these values; None = not set. No other thread may need them
+    meanwhile.
+    """
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:

@@ -1,4 +1,5 @@
-"""What users are told: errors, of one tree, and notices. Every error raised on purpose is a `LatentSyncError`.
+"""What users are told: errors, of one tree, and notices. Every error raised on purpose is a
+`LatentSyncError`.
 
     LatentSyncError
     ├── InputError (ValueError)             the caller's file, array or option cannot be used
@@ -6,11 +7,11 @@
     │   └── NoFaceError                     a video in which no frame shows a usable face
     ├── OutputError (OSError)               the result cannot be written
     ├── CheckpointError (ValueError)        a weight file is missing, damaged or of another network
-    ├── BundleError (ValueError)            an exported model is damaged, edited, too new or incomplete
+    ├── BundleError (ValueError)            an exported model is damaged, edited or too new
     ├── ExportMismatch (ArithmeticError)    an exported graph does not reproduce the PyTorch network
     ├── ProviderUnavailable (RuntimeError)  an execution provider named by the caller does not load
     ├── EngineBuildError (RuntimeError)     a provider could not compile a graph
-    │   └── GraphRefused                    its compiler does not accept the graph, and would not the next time
+    │   └── GraphRefused                    its compiler does not accept the graph, now or later
     ├── InferenceError (RuntimeError)       a provider failed while running a graph
     ├── OutOfMemory (MemoryError)           the device or the host has too little memory for a graph
     ├── Busy (RuntimeError)                 as much as fits is being done already
@@ -35,21 +36,27 @@ SHORTER = {"preview": "preview_s"}
 
 
 def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object] = str) -> str:
-    """The end of a message about the unknown name `given`: what `show` makes of the most similar `known` one."""
+    """The end of a message about the unknown name `given`: what `show` makes of the most similar
+    `known` one.
+    """
     from difflib import get_close_matches
 
     similar = get_close_matches(given, known, n=1, cutoff=_ALIKE)
-    return f"; did you mean {show(similar[0])}?" if similar else ""
+    if similar:
+        return f"; did you mean {show(similar[0])}?"
+    return ""
 
 
 class LatentSyncError(Exception):
     """Base of all errors raised on purpose by latentsync_trt.
 
-    Messages name options as the command line does, `--low-memory`; Python, HTTP and job files have `low_memory`.
+    Messages name options as the command line does, `--low-memory`; Python, HTTP and job files have
+    `low_memory`.
 
-    `usage`: whether the call or command line is wrong (exit code 2): a path or bundle that does not exist, a folder
-    that cannot be written, an option out of range. Otherwise the work failed (exit code 1): a file is damaged or lacks
-    what is needed, or the machine cannot do it. Each class has a default, which an instance can override.
+    `usage`: whether the call or command line is wrong (exit code 2): a path or bundle that does not
+    exist, a folder that cannot be written, an option out of range. Otherwise the work failed (exit
+    code 1): a file is damaged or lacks what is needed, or the machine cannot do it. Each class has
+    a default, which an instance can override.
     """
 
     usage: bool = False
@@ -61,7 +68,9 @@ class LatentSyncError(Exception):
 
     @property
     def option(self) -> str | None:
-        """The option of which the message speaks, as a field: "low_memory"; None if it begins with none."""
+        """The option of which the message speaks, as a field: "low_memory"; None if it begins with
+        none.
+        """
         found = _OPTION.match(str(self))
         if found is None:
             return None
@@ -112,7 +121,9 @@ class EngineBuildError(LatentSyncError, RuntimeError):
 
 
 class GraphRefused(EngineBuildError):
-    """A provider's compiler does not accept a graph, or crashed on it; trying again takes minutes and ends the same."""
+    """A provider's compiler does not accept a graph, or crashed on it; trying again takes minutes
+    and ends the same.
+    """
 
 
 class InferenceError(LatentSyncError, RuntimeError):
@@ -120,7 +131,9 @@ class InferenceError(LatentSyncError, RuntimeError):
 
 
 class OutOfMemory(LatentSyncError, MemoryError):
-    """The device or the host has too little memory to open or run a graph; the message says which setting to lower."""
+    """The device or the host has too little memory to open or run a graph; the message says which
+    setting to lower.
+    """
 
 
 class Busy(LatentSyncError, RuntimeError):
@@ -135,7 +148,8 @@ class Notices:
     """Keeps sentences in `texts`, each once, and passes it to `on_notice`. Thread-safe."""
 
     def __init__(self, on_notice: Callable[[str], None] | None = None) -> None:
-        self._on_notice, self._lock = on_notice, threading.Lock()
+        self._on_notice = on_notice
+        self._lock = threading.Lock()
         self.texts: list[str] = []
 
     def add(self, text: str) -> None:

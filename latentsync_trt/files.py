@@ -1,12 +1,16 @@
-"""Files and folders that appear complete or not at all, and temporary folders that go with their block.
+"""Files and folders that appear complete or not at all, and temporary folders that go with their
+block.
 
-    <parent>/.latentsync-<machine>-<process>-<random>/   what becomes an output, beside it so that a rename publishes it
-    <parent>/.latentsync-<output>/                       finished parts of a long run, which can be gone on with
+    <parent>/.latentsync-<machine>-<process>-<random>/   an output in the making, beside its place
+    <parent>/.latentsync-<output>/                       finished parts of a run, for --resume
+
+Beside its place, a rename publishes an output.
 
 The next process removes temporary folders of processes of this machine that were killed.
 
-An output that is a symbolic link is written where the link leads, and what is replaced passes its permissions on, as
-for a program that writes into a file. On Windows, new files have the permissions of their folder.
+An output that is a symbolic link is written where the link leads, and what is replaced passes its
+permissions on, as for a program that writes into a file. On Windows, new files have the permissions
+of their folder.
 """
 
 import errno
@@ -33,7 +37,8 @@ PREFIX = ".latentsync-"
 KEPT_NAME = "parts.json"
 GO_ON = "what is done is kept: the same command with --resume goes on there"
 
-_TRIES, _PAUSE_S = 20, 0.1
+_TRIES = 20
+_PAUSE_S = 0.1
 """Windows refuses to rename a folder while a virus scanner reads a file in it."""
 
 _LONGEST_NAME_BYTES = 200
@@ -51,8 +56,9 @@ _made: set[Path] = set()
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Makes an empty folder in `parent`, by default the system's, where it removes those of killed processes; removes
-    it when the block ends. Raises `OSError` if it cannot be made."""
+    """Makes an empty folder in `parent`, by default the system's, where it removes those of killed
+    processes; removes it when the block ends. Raises `OSError` if it cannot be made.
+    """
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
     remove_leftovers(parent)
     folder = parent / f"{PREFIX}{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -88,13 +94,18 @@ def remove_all() -> None:
 
 
 def end_of_links(path: Path) -> Path:
-    """Where a file or folder that is written as `path` lies: `path`, or where that leads as a symbolic link, which need
-    not exist. Raises `OutputError` for a link that leads back to itself."""
+    """Where a file or folder that is written as `path` lies: `path`, or where that leads as a
+    symbolic link, which need not exist. Raises `OutputError` for a link that leads back to
+    itself.
+    """
     if not path.is_symlink():
         return path
     end = Path(os.path.realpath(path))
     if end.is_symlink():
-        raise OutputError(f"{path}: is a link that leads back to itself; remove it, or choose another name", usage=True)
+        raise OutputError(
+            f"{path}: is a link that leads back to itself; remove it, or choose another name",
+            usage=True,
+        )
     return end
 
 
@@ -103,14 +114,16 @@ def work_folder_of(output: Path) -> Path:
     output = end_of_links(output)
     name = output.name
     if len(os.fsencode(name)) > _LONGEST_NAME_BYTES:
-        name = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16] + output.suffix
+        name = (
+            hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16] + output.suffix
+        )
     return output.absolute().with_name(PREFIX + name)
 
 
 @contextmanager
 def work_folder(output: Path) -> Iterator[Path]:
-    """Makes the folder `work_folder_of(output)`, which may exist; removes it when the block ends, unless it has a file
-    `KEPT_NAME`. An error in the block then gets the note `GO_ON`.
+    """Makes the folder `work_folder_of(output)`, which may exist; removes it when the block ends,
+    unless it has a file `KEPT_NAME`. An error in the block then gets the note `GO_ON`.
 
     Raises `OSError` if the folder cannot be made, or another process uses it.
     """
@@ -122,7 +135,9 @@ def work_folder(output: Path) -> Iterator[Path]:
     try:
         lock.acquire()
     except Timeout:
-        raise OSError(errno.EBUSY, "another run is writing it; wait for it, or choose another name") from None
+        raise OSError(
+            errno.EBUSY, "another run is writing it; wait for it, or choose another name"
+        ) from None
     except (OSError, NotImplementedError):
         pass  # a disk without locks
     _made.add(folder)
@@ -141,8 +156,10 @@ def work_folder(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
-    """Yields where to write a file that replaces `path` when the block ends without an error: all of it or nothing.
-    `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the file cannot be written."""
+    """Yields where to write a file that replaces `path` when the block ends without an error: all
+    of it or nothing. `keep`: as `put_in_place`, for what took long to make. Raises `OSError` if the
+    file cannot be written.
+    """
     with temporary_folder(end_of_links(path).parent) as folder:
         part = folder / path.name
         yield part
@@ -150,8 +167,10 @@ def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Renames a file to `target`, in place of what is there; else to a free name beside it, which the `OSError` says.
-    Mount points, others' files in a folder as /tmp and, on Windows, what a player has open cannot be replaced."""
+    """Renames a file to `target`, in place of what is there; else to a free name beside it, which
+    the `OSError` says. Mount points, others' files in a folder as /tmp and, on Windows, what a
+    player has open cannot be replaced.
+    """
     try:
         _replace(finished, target)
     except OSError as error:
@@ -165,8 +184,9 @@ def _replace(finished: Path, target: Path) -> None:
 
 
 def _keep_permissions(replaced: Path, new: Path) -> None:
-    """Gives `new` the permissions of what it will replace, if there is such a file or folder, and its group and owner
-    where the system allows that."""
+    """Gives `new` the permissions of what it will replace, if there is such a file or folder, and
+    its group and owner where the system allows that.
+    """
     if sys.platform == "win32" or not replaced.exists():
         return
     status = replaced.stat()
@@ -195,8 +215,10 @@ def _kept_beside(finished: Path, target: Path, error: OSError) -> OSError:
 
 @contextmanager
 def published_folder(target: Path) -> Iterator[Path]:
-    """Yields an empty folder that becomes `target`, in place of what is there, when the block ends without an error.
-    Raises `OutputError` where a file cannot be written, in the block or at its end."""
+    """Yields an empty folder that becomes `target`, in place of what is there, when the block ends
+    without an error. Raises `OutputError` where a file cannot be written, in the block or at its
+    end.
+    """
     try:
         end = end_of_links(target)
         end.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +238,9 @@ def published_folder(target: Path) -> Iterator[Path]:
 
 
 def publish(staged: Path, target: Path, replaced: Path) -> None:
-    """Renames `staged` to `target`, and what is there to `replaced`; if that fails or is interrupted, back again."""
+    """Renames `staged` to `target`, and what is there to `replaced`; if that fails or is
+    interrupted, back again.
+    """
     try:
         if target.exists():
             target.rename(replaced)

@@ -1,7 +1,9 @@
-"""Dataclass fields that are also command-line options: what they declare, how values are checked and read from text.
+"""Dataclass fields that are also command-line options: what they declare, how values are checked
+and read from text.
 
-A parser takes text, or what Python code gives, and raises ValueError; the option says what is `expected`. JSON becomes
-dataclasses by `from_json`: types, limits (`Annotated[int, msgspec.Meta(ge=1)]`) and required fields are checked.
+A parser takes text, or what Python code gives, and raises ValueError; the option says what is
+`expected`. JSON becomes dataclasses by `from_json`: types, limits (`Annotated[int,
+msgspec.Meta(ge=1)]`) and required fields are checked.
 """
 
 import math
@@ -41,10 +43,12 @@ _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
 MOST_DEVICE = 63
 
 # Of msgspec's messages.
-_BYTE, _TRUNCATED = re.compile(r"\(byte (\d+)\)"), "Input data was truncated"
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_TRUNCATED = "Input data was truncated"
 _LINE_END = b"\n"
 
-# At the first use of a type, msgspec 0.22 collects what it knows of it; another thread that uses the type then crashes.
+# At the first use of a type, msgspec 0.22 collects what it knows of it; another thread that uses
+# the type then crashes.
 _one_thread = threading.RLock()  # again where a dataclass checks its own fields by `from_values`
 
 
@@ -53,22 +57,31 @@ def option(default: Any, help_text: str, *, group: str | None = None, **how: Any
 
     Args:
         group: heading in the help text.
-        how: `advanced` is shown by `--help-all` only, `rare` by no help text; `minimum`, `maximum`, `multiple`; `off`
-            is the flag that sets False; `parse` makes the value from text, shown as `metavar`, or from what Python code
-            gives, and raises ValueError unless that is `expected`; `show` makes text of it again; `given_alone` is the
-            value of the flag without one; `folder` marks the path of a folder to write, `written` that of a file.
+        how: `advanced` is shown by `--help-all` only, `rare` by no help text; `minimum`, `maximum`,
+            `multiple`; `off` is the flag that sets False; `parse` makes the value from text, shown
+            as `metavar`, or from what Python code gives, and raises ValueError unless that is
+            `expected`; `show` makes text of it again; `given_alone` is the value of the flag
+            without one; `folder` marks the path of a folder to write, `written` that of a file.
     """
-    return field(default=default, metadata={"help": help_text, "group": group, "advanced": False, "rare": False, **how})
+    return field(
+        default=default,
+        metadata={"help": help_text, "group": group, "advanced": False, "rare": False, **how},
+    )
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The words that a field with the type `hint` may have; empty unless that is a `Literal`, or one or None."""
-    return next((get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal), ())
+    """The words that a field with the type `hint` may have; empty unless that is a `Literal`, or
+    one or None.
+    """
+    return next(
+        (get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal), ()
+    )
 
 
 def check_limits(options: Any) -> None:
-    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`; raises `InputError`
-    if one has a wrong type or is outside its limits."""
+    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`;
+    raises `InputError` if one has a wrong type or is outside its limits.
+    """
     for spec in fields(options):
         value = getattr(options, spec.name)
         if value is not spec.default:
@@ -77,7 +90,8 @@ def check_limits(options: Any) -> None:
 
 def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> Any:
     """`value` as the field takes it; numbers and booleans may be `text`."""
-    hint, limits = _hints(cls)[spec.name], spec.metadata
+    hint = _hints(cls)[spec.name]
+    limits = spec.metadata
     if isinstance(value, Real) and not isinstance(value, bool | Fraction):  # also NumPy's
         value = int(value) if isinstance(value, Integral) else float(value)
         value = str(value) if choices_of(hint) else value  # as in "fps": 25
@@ -85,10 +99,17 @@ def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> An
         return value
     try:
         if "parse" in limits:
-            return None if value is None and spec.default is None else limits["parse"](value)
-        return from_values(_limited(hint, *map(limits.get, _LIMITS)), value, spec.name, strict=not text)
+            if value is None and spec.default is None:
+                return None
+            return limits["parse"](value)
+        return from_values(
+            _limited(hint, *map(limits.get, _LIMITS)), value, spec.name, strict=not text
+        )
     except (ValueError, TypeError, ArithmeticError, AttributeError):
-        shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            shown = ",".join(map(str, value))
+        else:
+            shown = value
         raise InputError(f"{flag_name(spec.name)} {shown}: not {_expected(hint, limits)}") from None
 
 
@@ -97,10 +118,21 @@ def _expected(hint: Any, limits: Mapping[str, Any]) -> str:
     if choices := choices_of(hint):
         return f"one of {', '.join(choices)}"
     kinds = {hint, *get_args(hint)}
-    words = {bool: "true or false", float: "a number", int: "a whole number", Path: "a path", str: "text"}
-    span = f" from {limits['minimum']} to {limits['maximum']}" if "minimum" in limits else ""
+    words = {
+        bool: "true or false",
+        float: "a number",
+        int: "a whole number",
+        Path: "a path",
+        str: "text",
+    }
+    if "minimum" in limits:
+        span = f" from {limits['minimum']} to {limits['maximum']}"
+    else:
+        span = ""
     span += f", divisible by {limits['multiple']}" if "multiple" in limits else ""
-    return limits.get("expected") or next(word for kind, word in words.items() if kind in kinds) + span
+    return (
+        limits.get("expected") or next(word for kind, word in words.items() if kind in kinds) + span
+    )
 
 
 @cache
@@ -112,7 +144,9 @@ def _limited(hint: Any, minimum: float | None, maximum: float | None, multiple: 
         return hint
     kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not Path)
     limited: Any = Annotated[kinds[0], Meta(ge=minimum, le=maximum, multiple_of=multiple)]
-    return limited | None if type(None) in kinds else limited
+    if type(None) in kinds:
+        return limited | None
+    return limited
 
 
 def flag_name(field_name: str) -> str:
@@ -127,7 +161,9 @@ def field_name(given: str) -> str:
 
 
 def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
-    """The flags that reproduce the dataclass instance `options`, without those at their defaults."""
+    """The flags that reproduce the dataclass instance `options`, without those at their
+    defaults.
+    """
     words: list[str] = []
     for spec in fields(options):
         value = getattr(options, spec.name)
@@ -152,7 +188,9 @@ def file_fields(cls: type[Any]) -> dict[str, bool]:
 
 
 def to_texts(options: Any) -> dict[str, Any]:
-    """The fields of the dataclass instance `options` that are not at their defaults, as JSON values."""
+    """The fields of the dataclass instance `options` that are not at their defaults, as JSON
+    values.
+    """
     values = {spec: getattr(options, spec.name) for spec in fields(options)}
     return {spec.name: _plain(value) for spec, value in values.items() if value != spec.default}
 
@@ -161,14 +199,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     # A Fraction may have no exact float; a Path and a Speaker are texts.
-    return value if isinstance(value, bool | str | int | float) or value is None else str(value)
+    if isinstance(value, bool | str | int | float) or value is None:
+        return value
+    return str(value)
 
 
 def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = ()) -> T:
-    """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON values.
+    """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON
+    values.
 
-    Names may be written as flags; None and empty texts mean the default. An option that may be given several times
-    takes a list, or one text with ";" between its values. `others`: names that the caller knows. Raises `InputError`.
+    Names may be written as flags; None and empty texts mean the default. An option that may be
+    given several times takes a list, or one text with ";" between its values. `others`: names that
+    the caller knows. Raises `InputError`.
     """
     specs = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
     found: dict[str, Any] = {}
@@ -178,7 +220,10 @@ def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = 
             raise InputError(f"{given}: no such option{did_you_mean(name, [*specs, *others])}")
         if name in found:
             raise InputError(f"{given}: is given twice")
-        if any(isinstance(each, list | dict) for each in (value if isinstance(value, list) else [value])):
+        if any(
+            isinstance(each, list | dict)
+            for each in (value if isinstance(value, list) else [value])
+        ):
             raise InputError(f"{flag_name(name)}: is nested; give a value, or a list of values")
         if value is not None and not (isinstance(value, str) and not value.strip()):
             found[name] = _from_text(cls, specs[name], value)
@@ -188,7 +233,8 @@ def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = 
 def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
-    if not isinstance(value, str) or str in get_args(_hints(cls)[spec.name]):  # a name may begin or end with a space
+    # a name may begin or end with a space
+    if not isinstance(value, str) or str in get_args(_hints(cls)[spec.name]):
         return value
     text = value.strip()
     if spec.default == ():
@@ -198,10 +244,13 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
     return _checked(cls, spec, text, text=True)
 
 
-def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
-    """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not have are ignored.
-    Raises `error` for other text: its message begins with `source`, and says where, as in "(line 3, column 7)" or
-    "- at `$.graphs[0].file`"."""
+def from_json(
+    cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError
+) -> T:
+    """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not
+    have are ignored. Raises `error` for other text: its message begins with `source`, and says
+    where, as in "(line 3, column 7)" or "- at `$.graphs[0].file`".
+    """
     import msgspec
 
     try:
@@ -212,20 +261,31 @@ def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[
 
 
 def _with_line(problem: str, data: bytes | str) -> str:
-    """A message of msgspec about JSON text with a line and a column in place of the number of a byte."""
+    """A message of msgspec about JSON text with a line and a column in place of the number of a
+    byte.
+    """
     content = data.encode(errors="replace") if isinstance(data, str) else data
     number = _BYTE.search(problem)
     if number is None:
-        return f"{problem}, at line {content.count(_LINE_END) + 1}" if problem == _TRUNCATED else problem
+        if problem == _TRUNCATED:
+            return f"{problem}, at line {content.count(_LINE_END) + 1}"
+        return problem
     before = content[: int(number[1])]
     column = len(before.rpartition(_LINE_END)[2].decode(errors="replace")) + 1
     return problem.replace(number[0], f"(line {before.count(_LINE_END) + 1}, column {column})")
 
 
 def from_values(
-    cls: type[T], values: Any, source: object, error: Callable[[str], Exception] = ValueError, *, strict: bool = True
+    cls: type[T],
+    values: Any,
+    source: object,
+    error: Callable[[str], Exception] = ValueError,
+    *,
+    strict: bool = True,
 ) -> T:
-    """As `from_json`, from parsed JSON, or other dicts, lists and plain values; unless `strict`, also "1" as 1."""
+    """As `from_json`, from parsed JSON, or other dicts, lists and plain values; unless `strict`,
+    also "1" as 1.
+    """
     import msgspec
 
     try:
@@ -237,7 +297,9 @@ def from_values(
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The number of a person, and the recording or, with RTTM turns, the name of their speaker there."""
+    """The number of a person, and the recording or, with RTTM turns, the name of their speaker
+    there.
+    """
 
     face: int
     voice: str
@@ -248,8 +310,9 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class FaceChoice:
-    """Which face is synced. `kind`: "largest", "left", "right", "speaking", "index" (uses `number`), "at" (uses `x_px`,
-    `y_px`)."""
+    """Which face is synced. `kind`: "largest", "left", "right", "speaking", "index" (uses
+    `number`), "at" (uses `x_px`, `y_px`).
+    """
 
     kind: str
     number: int = 0
@@ -291,8 +354,11 @@ def parse_time(value: Any) -> Fraction:
     if parts is not None and not (parts[2] and float(parts[3]) >= 60):
         hours, minutes, seconds = parts.groups()
         return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
-    # The shortest text of a float is what its author meant: 0.1 is a tenth. Text has the form of a fraction: "1/3".
-    exact = Fraction(repr(float(value)) if isinstance(value, Real) and not isinstance(value, Rational) else value)
+    # The shortest text of a float is what its author meant: 0.1 is a tenth. Text has the form of a
+    # fraction: "1/3".
+    exact = Fraction(
+        repr(float(value)) if isinstance(value, Real) and not isinstance(value, Rational) else value
+    )
     if isinstance(value, bool) or exact < 0 or (isinstance(value, str) and "/" not in value):
         raise ValueError(value)
     return exact
@@ -306,12 +372,18 @@ def parse_device(value: Any) -> int | str | tuple[int, ...]:
     numbers = tuple(int(part) for part in text.split(","))
     if isinstance(value, bool) or len(set(numbers) & set(range(MOST_DEVICE + 1))) < len(numbers):
         raise ValueError(value)
-    return numbers[0] if len(numbers) == 1 else numbers
+    if len(numbers) == 1:
+        return numbers[0]
+    return numbers
 
 
 def show_numbers(value: Any) -> str:
-    """The text that `parse_device` and `parse_cache_interval` read: one value, or several with commas."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    """The text that `parse_device` and `parse_cache_interval` read: one value, or several with
+    commas.
+    """
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
 
 
 def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
@@ -320,7 +392,9 @@ def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
     several = isinstance(value, list | tuple) or len(numbers) > 1
     if numbers != tuple(sorted(set(numbers))) or numbers[0] < (0 if several else 1):
         raise ValueError(value)
-    return numbers if several else numbers[0]
+    if several:
+        return numbers
+    return numbers[0]
 
 
 def parse_provider_options(value: Any) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Names of files and folders that a caller or a command line gives, checked before anything is opened; their texts."""
+"""Names of files and folders that a caller or a command line gives, checked before anything is
+opened; their texts.
+"""
 
 import codecs
 import errno
@@ -15,8 +17,12 @@ from latentsync_trt.errors import InputError, OutputError, did_you_mean
 from latentsync_trt.files import end_of_links
 
 # Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Control characters, and those of Unicode that turn the direction of text, end its line, or are not seen."""
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+"""Control characters, and those of Unicode that turn the direction of text, end its line, or are
+not seen.
+"""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
@@ -31,24 +37,32 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
-    """`name` as a path on this machine, which need not exist; raises `InputError`, beginning with `what`, if it is
-    empty, a URL, or "-" for standard input."""
-    text, prefix = os.fspath(name), f"{what} ".lstrip()
+    """`name` as a path on this machine, which need not exist; raises `InputError`, beginning with
+    `what`, if it is empty, a URL, or "-" for standard input.
+    """
+    text = os.fspath(name)
+    prefix = f"{what} ".lstrip()
     if not text.strip() or "\0" in text:
-        raise InputError(f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder")
+        raise InputError(
+            f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder"
+        )
     url = _URL.match(text)
     if url is not None and not exists(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
         cure = "download it first, or use `latentsync-trt batch`, which reads addresses"
         raise InputError(f"{prefix}{shown}: is a URL, which is not supported; {cure}")
     if text == "-" and not exists(text):
-        raise InputError(f"{prefix}-: standard input and output are not supported; give the path of a file")
+        raise InputError(
+            f"{prefix}-: standard input and output are not supported; give the path of a file"
+        )
     return Path(text)
 
 
 def read_text(path: Path, cure: str = "save it as UTF-8", most_bytes: int | None = None) -> str:
-    """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as Windows' tools write;
-    raises `InputError`, ending in `cure`, for others, and for pipes, devices and files of more than `most_bytes`."""
+    """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as
+    Windows' tools write; raises `InputError`, ending in `cure`, for others, and for pipes, devices
+    and files of more than `most_bytes`.
+    """
     try:
         if not S_ISREG(path.stat().st_mode):
             raise InputError(f"{path}: is a folder, a pipe or a device; give a text file")
@@ -62,7 +76,9 @@ def read_text(path: Path, cure: str = "save it as UTF-8", most_bytes: int | None
 
 
 def below_home(name: str | os.PathLike[str], cure: str) -> Path:
-    """`name` with `~` and `~user` expanded; raises `InputError`, ending in `cure`, without such a home folder."""
+    """`name` with `~` and `~user` expanded; raises `InputError`, ending in `cure`, without such a
+    home folder.
+    """
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
@@ -70,7 +86,9 @@ def below_home(name: str | os.PathLike[str], cure: str) -> Path:
 
 
 def user_folder(kind: Literal["cache", "config", "data", "log"]) -> Path:
-    """This user's folder of a kind for this package; raises `InputError` for a user without a home."""
+    """This user's folder of a kind for this package; raises `InputError` for a user without a
+    home.
+    """
     import platformdirs
 
     try:
@@ -80,7 +98,9 @@ def user_folder(kind: Literal["cache", "config", "data", "log"]) -> Path:
 
 
 def printable(text: str) -> str:
-    """`text` with codes for characters that could steer a terminal or disguise a name; line breaks and tabs stay."""
+    """`text` with codes for characters that could steer a terminal or disguise a name; line breaks
+    and tabs stay.
+    """
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -92,7 +112,9 @@ class PrintableLines(logging.Formatter):
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file or folder; also False where the system refuses the name, such as a very long one."""
+    """Whether there is a file or folder; also False where the system refuses the name, such as a
+    very long one.
+    """
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -105,7 +127,9 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def why_missing(path: Path, kind: str = "file") -> str:
-    """A message that nothing is at `path`; it names the most similar existing name, or what else explains it."""
+    """A message that nothing is at `path`; it names the most similar existing name, or what else
+    explains it.
+    """
     folder = path.parent
     if not exists(folder):
         return f"{path}: no such {kind}; its folder does not exist either"
@@ -113,15 +137,22 @@ def why_missing(path: Path, kind: str = "file") -> str:
         if path.is_symlink():
             return f"{path}: links to {path.readlink()}, which does not exist"
         with os.scandir(folder) as entries:
-            names = {entry.name.casefold(): entry.name for entry in islice(entries, _MOST_NAMES_COMPARED)}
+            names = {
+                entry.name.casefold(): entry.name for entry in islice(entries, _MOST_NAMES_COMPARED)
+            }
     except OSError as error:
         return f"{path}: no such {kind} ({error.strerror})"
-    return f"{path}: no such {kind}" + did_you_mean(path.name.casefold(), names, lambda name: folder / names[name])
+    return f"{path}: no such {kind}" + did_you_mean(
+        path.name.casefold(), names, lambda name: folder / names[name]
+    )
 
 
 def check_folder_to_write(folder: Path, what: str = "") -> None:
-    """Raises `InputError` if `folder` is a file, cannot be written or made, or has a name that the system refuses."""
-    prefix, existing = f"{what} ".lstrip(), nearest_existing(folder)
+    """Raises `InputError` if `folder` is a file, cannot be written or made, or has a name that the
+    system refuses.
+    """
+    prefix = f"{what} ".lstrip()
+    existing = nearest_existing(folder)
     try:
         folder.exists()
     except (OSError, ValueError) as error:
@@ -130,11 +161,16 @@ def check_folder_to_write(folder: Path, what: str = "") -> None:
         shown = folder if existing == folder else f"{folder}: {existing}"
         raise InputError(f"{prefix}{shown}: is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"{prefix}{folder}: {existing} is not writable; choose another folder or change permissions")
+        raise InputError(
+            f"{prefix}{folder}: {existing} is not writable; "
+            "choose another folder or change permissions"
+        )
 
 
 def check_file_to_write(path: Path, what: str = "") -> None:
-    """Raises `InputError` if `path` is a folder, its folder cannot be written or made, or it is a link to nowhere."""
+    """Raises `InputError` if `path` is a folder, its folder cannot be written or made, or it is a
+    link to nowhere.
+    """
     prefix = f"{what} ".lstrip()
     if exists(path) and path.is_dir():
         raise InputError(f"{prefix}{path}: is a folder; name a file in it")
@@ -143,14 +179,19 @@ def check_file_to_write(path: Path, what: str = "") -> None:
     except OutputError as error:
         raise InputError(f"{prefix}{error}") from error
     if end != path and not exists(end.parent):  # as on a disk that is not mounted
-        raise InputError(f"{prefix}{path}: links to {end}, whose folder does not exist; make it, or remove the link")
+        raise InputError(
+            f"{prefix}{path}: links to {end}, whose folder "
+            "does not exist; make it, or remove the link"
+        )
     check_folder_to_write(end.parent, what)
 
 
 def check_free(path: Path, *, overwrite: bool) -> None:
     """Raises `InputError` if there is something at `path`, unless that is to be replaced."""
     if not overwrite and exists(path):
-        raise InputError(f"{path}: exists already; choose another name, or replace it with --overwrite")
+        raise InputError(
+            f"{path}: exists already; choose another name, or replace it with --overwrite"
+        )
 
 
 def make_folder(folder: Path) -> None:
@@ -160,4 +201,6 @@ def make_folder(folder: Path) -> None:
         TemporaryFile(dir=folder).close()  # permissions alone do not show whether this works
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EIO)
-        raise OutputError(f"{folder}: cannot be written ({error.strerror})", usage=not full) from error
+        raise OutputError(
+            f"{folder}: cannot be written ({error.strerror})", usage=not full
+        ) from error

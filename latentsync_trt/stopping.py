@@ -1,7 +1,9 @@
-"""Ends a command on Ctrl-C, SIGTERM and SIGHUP. The first signal raises KeyboardInterrupt in the main thread, so that
-`finally` blocks run; the second one ends the process at once. Only commands install this, before any other import.
+"""Ends a command on Ctrl-C, SIGTERM and SIGHUP. The first signal raises KeyboardInterrupt in the
+main thread, so that `finally` blocks run; the second one ends the process at once. Only commands
+install this, before any other import.
 
-What would be lost if it were interrupted, such as what an encoder returns, runs in a block of `delayed`.
+What would be lost if it were interrupted, such as what an encoder returns, runs in a block of
+`delayed`.
 """
 
 import _thread
@@ -21,7 +23,9 @@ _CODES = {"SIGINT": INTERRUPTED_CODE, "SIGBREAK": INTERRUPTED_CODE, "SIGTERM": 1
 """Exit code by signal. Windows has SIGBREAK for Ctrl-Break and for a console that is closed."""
 
 bars = list[Any]()
-"""Of rich, shown or ended: interrupted while it draws one, it would leave it there, and the cursor hidden."""
+"""Of rich, shown or ended: interrupted while it draws one, it would leave it there, and the cursor
+hidden.
+"""
 
 _code = 0
 _delays = False
@@ -33,7 +37,10 @@ def install() -> None:
     """Begins to handle signals, except those that the parent process ignores (`nohup`, `&`)."""
     for name in _CODES:
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        if number is not None and signal.getsignal(number) in (
+            signal.SIG_DFL,
+            signal.default_int_handler,
+        ):
             signal.signal(number, _interrupt)
 
 
@@ -44,8 +51,9 @@ def exit_code() -> int:
 
 @contextmanager
 def delayed() -> Iterator[None]:
-    """A first signal within the block raises KeyboardInterrupt at its end. Without effect in other threads than the
-    main one, and before `install`."""
+    """A first signal within the block raises KeyboardInterrupt at its end. Without effect in other
+    threads than the main one, and before `install`.
+    """
     global _delays, _waits
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -72,7 +80,8 @@ def _interrupt(number: int, _: FrameType | None) -> None:
     ended = _thread.allocate_lock()
     ended.acquire()
     _thread.start_new_thread(_end_bars, (ended,))
-    if ended.acquire(timeout=1):  # the interrupted thread may hold a lock that drawing waits for until this returns
+    # the interrupted thread may hold a lock that drawing waits for until this returns
+    if ended.acquire(timeout=1):
         with suppress(OSError):
             os.write(2, "stopping…\n".encode())
     if children is not None:

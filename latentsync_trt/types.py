@@ -26,7 +26,9 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """ITU-T H.273 code points of a stream; 2 = not specified. `full_range` is None where the source does not say."""
+    """ITU-T H.273 code points of a stream; 2 = not specified. `full_range` is None where the source
+    does not say.
+    """
 
     primaries: int = 2
     transfer: int = 2
@@ -50,15 +52,17 @@ class HdrMetadata:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after rotation.
+    """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after
+    rotation.
 
-    `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
-    time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
-    frames. `hdr`, and whether there are `captions` (CEA-608, CEA-708): of the first picture, as are `views`, which say
-    that it is not a plain picture: "360°" or "3D".
-    `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a chroma sample
-    lies to the right of and below the first pixel that it covers, in half pixels; None where the file
-    does not say. `top_field_first`: of interlaced pictures, whether the top field is the earlier one.
+    `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file,
+    and `start_s`, the time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and
+    `color`: of the `YuvPlanes` of its frames. `hdr`, and whether there are `captions` (CEA-608,
+    CEA-708): of the first picture, as are `views`, which say that it is not a plain picture: "360°"
+    or "3D". `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a
+    chroma sample lies to the right of and below the first pixel that it covers, in half pixels;
+    None where the file does not say. `top_field_first`: of interlaced pictures, whether the top
+    field is the earlier one.
     """
 
     width_px: int
@@ -95,12 +99,17 @@ class YuvPlanes:
     @property
     def pixels_per_sample(self) -> tuple[int, int]:
         """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
-        rows, columns = (1 if chroma == luma else 2 for luma, chroma in zip(self.y.shape, self.u.shape, strict=True))
+        rows, columns = (
+            1 if chroma == luma else 2
+            for luma, chroma in zip(self.y.shape, self.u.shape, strict=True)
+        )
         return rows, columns
 
 
 class Picture(Protocol):
-    """Read-only RGB image, uint8 `(H, W, 3)`: an array, or an object that computes only the parts that are read."""
+    """Read-only RGB image, uint8 `(H, W, 3)`: an array, or an object that computes only the parts
+    that are read.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,9 +133,9 @@ class Frame:
     first one is at 0; it goes back where the source is played again or backwards.
 
     Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's
-    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output. `damaged`:
-    a part of the picture is missing or wrong in the source's file. `new_aspect`: width / height of its
-    pixels, where that is no longer the first picture's.
+    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output.
+    `damaged`: a part of the picture is missing or wrong in the source's file. `new_aspect`: width /
+    height of its pixels, where that is no longer the first picture's.
     """
 
     index: int
@@ -148,8 +157,9 @@ class Frame:
 class Patch:
     """New pixels for one rectangle of a frame.
 
-    `x_px`, `y_px`: its top-left corner. `rgb (h, w, 3)` uint16: 257 × the 8-bit level, SDR as in `Frame.picture`.
-    `weight (h, w)` float32 in [0, 1]: how much of it shows; pixels of weight 0 must reach the output unchanged.
+    `x_px`, `y_px`: its top-left corner. `rgb (h, w, 3)` uint16: 257 × the 8-bit level, SDR as in
+    `Frame.picture`. `weight (h, w)` float32 in [0, 1]: how much of it shows; pixels of weight 0
+    must reach the output unchanged.
     """
 
     x_px: int
@@ -162,10 +172,10 @@ class Patch:
 class Face:
     """A face in a frame.
 
-    `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge of the left
-    brow, of the right brow (left and right in the image), nose center, in pixels. `score` in [0, 1]. `landmarks (n, 2)`
-    float32: more points of the face, always the same ones, in pixels; None if the detector has
-    none. They help to recognize a cut.
+    `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge
+    of the left brow, of the right brow (left and right in the image), nose center, in pixels.
+    `score` in [0, 1]. `landmarks (n, 2)` float32: more points of the face, always the same ones, in
+    pixels; None if the detector has none. They help to recognize a cut.
     """
 
     box: Float32Array
@@ -178,7 +188,9 @@ class FaceDetector(Protocol):
     """Finds the faces of one frame."""
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        """Faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if there is none."""
+        """Faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if there is
+        none.
+        """
         ...
 
 
@@ -189,7 +201,8 @@ class Enhancer(Protocol):
         """The same face at the same place, RGB float32 `(n, n, 3)` in [0, 1] with n ≥ H.
 
         Args:
-            face: RGB float32 `(H, H, 3)` in [0, 1], in the network's pose; what was not painted is like the source.
+            face: RGB float32 `(H, H, 3)` in [0, 1], in the network's pose; what was not painted is
+                like the source.
         """
         ...
 
@@ -198,8 +211,9 @@ class Enhancer(Protocol):
 class AlignedFace:
     """A face, aligned to the network's reference pose.
 
-    `image (H, H, 3)` uint8 RGB at the network's resolution; `matrix (2, 3)` float64 maps frame pixels to pixels of the
-    upright crop, whose size is `crop_size_px` = (width, height) before it is resized to H×H.
+    `image (H, H, 3)` uint8 RGB at the network's resolution; `matrix (2, 3)` float64 maps frame
+    pixels to pixels of the upright crop, whose size is `crop_size_px` = (width, height) before it
+    is resized to H×H.
     """
 
     image: UInt8Array
@@ -210,9 +224,16 @@ class AlignedFace:
 class Denoiser(Protocol):
     """Holds the latents of one window and updates them step by step."""
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
-        """Of a window: float32 `(4, F, h, w)`, `(9, F, h, w)` and `(F, S, D)`; at a guidance of 1 or below, all steps
-        run without guidance."""
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+    ) -> None:
+        """Of a window: float32 `(4, F, h, w)`, `(9, F, h, w)` and `(F, S, D)`; at a guidance of 1
+        or below, all steps run without guidance.
+        """
         ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
@@ -240,9 +261,10 @@ class StageTime:
 class EngineTime:
     """Time spent on one engine.
 
-    `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the build, in this run
-    (`built`) or earlier, for the cache. `open_s`: sum over all openings, without building. `first_ms`, `mean_ms`: the
-    first run, and the mean of all others (the first, if there are none).
+    `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the
+    build, in this run (`built`) or earlier, for the cache. `open_s`: sum over all openings, without
+    building. `first_ms`, `mean_ms`: the first run, and the mean of all others (the first, if there
+    are none).
     """
 
     graph: str
@@ -260,9 +282,10 @@ class EngineTime:
 class Progress:
     """`done` of `total` output frames (None if unknown) have passed `stage`.
 
-    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels. Only in
-    stage "lip-sync"; to be called within the callback. `written_s`: seconds of the output. `frames_per_s`: pace of
-    painting; 0 before, and in other stages. `left_s`: seconds until the last frame, where more is known than the pace.
+    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
+    square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds
+    of the output. `frames_per_s`: pace of painting; 0 before, and in other stages. `left_s`:
+    seconds until the last frame, where more is known than the pace.
     """
 
     stage: str
@@ -278,7 +301,9 @@ class Progress:
         """Until the last frame; None where pace or number of frames is unknown."""
         if self.left_s is not None:
             return self.left_s
-        return (self.total - self.done) / self.frames_per_s if self.total and self.frames_per_s else None
+        if self.total and self.frames_per_s:
+            return (self.total - self.done) / self.frames_per_s
+        return None
 
     @property
     def writes(self) -> bool:
@@ -302,13 +327,14 @@ class Interval:
 class SyncReport:
     """What a finished run did.
 
-    `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to the finished file;
-    its part `opened_s` ends when all networks are open; `startup_s` when the first windows have been painted, or with
-    `opened_s` where hardly any follow; `finish_s` is its last part, after the last frame was written.
-    `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time; from `opened_s` on where fewer
-    frames follow the first windows than these have. `stages`: seconds that each stage was busy; they overlap.
-    `picture_delay_s`: time of the output at which the source's first picture is shown; negative where the output
-    begins later in the source, as a preview does.
+    `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to
+    the finished file; its part `opened_s` ends when all networks are open; `startup_s` when the
+    first windows have been painted, or with `opened_s` where hardly any follow; `finish_s` is its
+    last part, after the last frame was written. `frames_per_s`: frames painted between `startup_s`
+    and `finish_s` by that time; from `opened_s` on where fewer frames follow the first windows than
+    these have. `stages`: seconds that each stage was busy; they overlap. `picture_delay_s`: time of
+    the output at which the source's first picture is shown; negative where the output begins later
+    in the source, as a preview does.
     """
 
     output: str

@@ -1,4 +1,5 @@
-"""Checks what `make dist` built: the source distribution holds what git tracks, the wheel the package and its licenses.
+"""Checks what `make dist` built: the source distribution holds what git tracks, the wheel the
+package and its licenses.
 
 python scripts/check_dist.py dist
 """
@@ -17,7 +18,9 @@ _OF_SETUPTOOLS = ("PKG-INFO", "setup.cfg", "latentsync_trt.egg-info/")
 def main(folder: Path) -> str:
     """The differences, a line each; empty if there are none."""
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
-    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], capture_output=True, text=True, check=True
+    ).stdout
     tracked = {name for name in listed.split("\0") if Path(name).is_file()}
     with tarfile.open(sdist) as archive:
         members = [member.name.partition("/")[2] for member in archive if member.isfile()]
@@ -36,7 +39,10 @@ def main(folder: Path) -> str:
 
 
 def _differences(archive: Path, found: set[str], wanted: set[str]) -> list[str]:
-    extra = [f"{archive}: contains {name}, which does not belong there\n" for name in sorted(found - wanted)]
+    extra = [
+        f"{archive}: contains {name}, which does not belong there\n"
+        for name in sorted(found - wanted)
+    ]
     return extra + [f"{archive}: lacks {name}\n" for name in sorted(wanted - found)]
 
 

@@ -1,9 +1,11 @@
-"""Compiles the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU; prints the verdicts as JSON.
+"""Compiles the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU; prints
+the verdicts as JSON.
 
-    python scripts/check_graphs.py demo --compute-capability 8.9 --compute-capability 12.0 > check.json
+    python scripts/check_graphs.py demo --compute-capability 8.9 --compute-capability 12.0 >
+    check.json
 
-It is not the compiler of provider tensorrt, but has the same parser interface and the same rules for types. Ends with 1
-if a graph is refused. Needs the extra `check`.
+It is not the compiler of provider tensorrt, but has the same parser interface and the same rules
+for types. Ends with 1 if a graph is refused. Needs the extra `check`.
 """
 
 import argparse
@@ -35,7 +37,9 @@ SHOWN = ("accepted", "reason", "engine_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One graph to compile, with static or dynamic shapes, and the resulting shapes of its inputs."""
+    """One graph to compile, with static or dynamic shapes, and the resulting shapes of its
+    inputs.
+    """
 
     graph: str
     shapes: Shapes
@@ -45,24 +49,38 @@ class Trial:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", help="path, name below checkpoints/, or demo")
-    parser.add_argument("--graph", dest="graphs", action="append", default=[], help="only this one; may be repeated")
     parser.add_argument(
-        "--compute-capability", dest="capabilities", action="append", metavar="X.Y", help="of the GPU; may be repeated"
+        "--graph", dest="graphs", action="append", default=[], help="only this one; may be repeated"
     )
-    parser.add_argument("--dynamic", action=argparse.BooleanOptionalAction, help="shapes; by default, all kinds")
+    parser.add_argument(
+        "--compute-capability",
+        dest="capabilities",
+        action="append",
+        metavar="X.Y",
+        help="of the GPU; may be repeated",
+    )
+    parser.add_argument(
+        "--dynamic", action=argparse.BooleanOptionalAction, help="shapes; by default, all kinds"
+    )
     given = parser.parse_args(arguments)
     report = check_bundle(
-        Bundle.load(find_bundle(given.bundle)[0]), given.graphs, given.dynamic, given.capabilities or [RTX_40]
+        Bundle.load(find_bundle(given.bundle)[0]),
+        given.graphs,
+        given.dynamic,
+        given.capabilities or [RTX_40],
     )
     print(json.dumps(report, indent=2))
-    return 0 if report["accepted"] else 1
+    if report["accepted"]:
+        return 0
+    return 1
 
 
 def check_bundle(
     bundle: Bundle, graphs: Sequence[str], dynamic: bool | None, capabilities: Sequence[str]
 ) -> dict[str, object]:
     """Compiles and reports."""
-    manifest, verdicts = bundle.manifest, []
+    manifest = bundle.manifest
+    verdicts = []
     for capability in capabilities:
         for trial in plan_trials(manifest, graphs, dynamic):
             print(f"{capability}: {trial.graph}, {trial.shapes}", file=sys.stderr)
@@ -73,7 +91,10 @@ def check_bundle(
             verdicts.append({"compute_capability": capability, **asdict(trial), **shown})
     return {
         "bundle": manifest.name,
-        **{name: getattr(manifest, name) for name in ("resolution_px", "frames", "precision", "opset")},
+        **{
+            name: getattr(manifest, name)
+            for name in ("resolution_px", "frames", "precision", "opset")
+        },
         "form": "portable",
         "tensorrt_rtx": tensorrt_rtx.__version__,
         "latentsync_trt": __version__,
@@ -84,15 +105,23 @@ def check_bundle(
     }
 
 
-def plan_trials(manifest: Manifest, graphs: Sequence[str] = (), dynamic: bool | None = None) -> Iterator[Trial]:
-    """The graphs to compile: `graphs` or all, with dynamic or static shapes or (None) all kinds of the bundle.
+def plan_trials(
+    manifest: Manifest, graphs: Sequence[str] = (), dynamic: bool | None = None
+) -> Iterator[Trial]:
+    """The graphs to compile: `graphs` or all, with dynamic or static shapes or (None) all kinds of
+    the bundle.
 
     Raises:
         InputError: the bundle lacks a graph, or dynamic shapes.
     """
     if unknown := [name for name in graphs if name not in manifest.graphs]:
-        raise InputError(f"--graph {', '.join(unknown)}: bundle {manifest.name} has only {', '.join(manifest.graphs)}")
-    kinds: tuple[Shapes, ...] = ("static",) if manifest.shapes == "static" else ("static", "dynamic")
+        raise InputError(
+            f"--graph {', '.join(unknown)}: bundle "
+            f"{manifest.name} has only {', '.join(manifest.graphs)}"
+        )
+    kinds: tuple[Shapes, ...] = (
+        ("static",) if manifest.shapes == "static" else ("static", "dynamic")
+    )
     if dynamic is not None:
         kinds = ("dynamic" if dynamic else "static",)
     for kind in kinds:
@@ -101,10 +130,13 @@ def plan_trials(manifest: Manifest, graphs: Sequence[str] = (), dynamic: bool | 
             yield Trial(name, kind, input_shapes(manifest.graphs[name], ranges))
 
 
-def compile_graph(path: Path, profile: Mapping[str, InputShapes], compute_capability: str = RTX_40) -> Answer:
+def compile_graph(
+    path: Path, profile: Mapping[str, InputShapes], compute_capability: str = RTX_40
+) -> Answer:
     """Compiles a graph as a strongly typed network, as for TensorRT.
 
-    `profile`: shapes of every input with a variable dimension; if all are equal, the engine is static.
+    `profile`: shapes of every input with a variable dimension; if all are equal, the engine is
+    static.
     """
     target = "SM" + compute_capability.replace(".", "")
     return run_compiler(CompileOrder("tensorrt_rtx", str(path.resolve()), profile, target=target))

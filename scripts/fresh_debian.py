@@ -3,9 +3,10 @@
     python scripts/fresh_debian.py build ROOTS --build-arg GPU=none
     python scripts/fresh_debian.py run ROOTS -- latentsync-trt --version
 
-`build` runs the Dockerfile's own instructions, one folder below ROOTS for each stage, and prints the size and time of
-each; `run` starts a command in the last one, with its user, variables and folder. Needs Linux, root, the network and
-mmdebstrap, whose root stands for the base image. `PIP_*` variables reach `build` only.
+`build` runs the Dockerfile's own instructions, one folder below ROOTS for each stage, and prints
+the size and time of each; `run` starts a command in the last one, with its user, variables and
+folder. Needs Linux, root, the network and mmdebstrap, whose root stands for the base image. `PIP_*`
+variables reach `build` only.
 """
 
 import argparse
@@ -49,8 +50,13 @@ def instructions() -> list[tuple[str, str]]:
 class Image:
     """Folders of the stages, and what the instructions so far say."""
 
-    def __init__(self, roots: Path, arguments: dict[str, str], binds: list[str], *, build: bool) -> None:
-        self.roots, self.arguments, self.binds, self.build = roots, arguments, binds, build
+    def __init__(
+        self, roots: Path, arguments: dict[str, str], binds: list[str], *, build: bool
+    ) -> None:
+        self.roots = roots
+        self.arguments = arguments
+        self.binds = binds
+        self.build = build
 
     def apply(self, keyword: str, rest: str) -> None:
         """One instruction; those that describe the image, such as EXPOSE, change nothing here."""
@@ -75,7 +81,9 @@ class Image:
 
     def begin(self, base: str, name: str) -> None:
         """A stage: a copy of an earlier one, or a fresh system."""
-        self.root, self.user, self.folder = self.roots / name, "0", "/"
+        self.root = self.roots / name
+        self.user = "0"
+        self.folder = "/"
         self.variables = {"PATH": PATH}
         if self.build and (self.roots / base).is_dir():
             subprocess.run(["cp", "-a", "--reflink=auto", self.roots / base, self.root], check=True)
@@ -87,7 +95,10 @@ class Image:
         """Files of the repository, or of another stage."""
         *sources, target = words
         copied = sources[0].startswith("--from=")
-        origin = self.roots / sources.pop(0).removeprefix("--from=") if copied else REPOSITORY
+        if copied:
+            origin = self.roots / sources.pop(0).removeprefix("--from=")
+        else:
+            origin = REPOSITORY
         place = self.root / (self.folder + "/" + target if target[0] != "/" else target).lstrip("/")
         for source in (origin / source.lstrip("/") for source in sources):
             if source.is_dir():
@@ -98,28 +109,49 @@ class Image:
 
     def run(self, command: list[str], more: dict[str, str] | None = None) -> int:
         """Runs a command in this stage; the network is the machine's. Returns its exit code."""
-        variables = [f"{name}={value}" for name, value in {**self.variables, **(more or {})}.items()]
-        enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-ec", ENTER, "bash"]
+        variables = [
+            f"{name}={value}" for name, value in {**self.variables, **(more or {})}.items()
+        ]
+        enter = [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "bash",
+            "-ec",
+            ENTER,
+            "bash",
+        ]
         values = [str(self.root), self.user, self.folder, " ".join(self.binds), *variables]
         return subprocess.run([*enter, *values, *command], check=False).returncode
 
     def size_mb(self) -> float:
         """What this stage takes on the disk."""
-        listed = subprocess.run(["du", "-sxB1", self.root], check=True, capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["du", "-sxB1", self.root], check=True, capture_output=True, text=True
+        ).stdout
         return int(listed.split()[0]) / 1e6
 
 
 def main() -> None:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["build", "run"])
     parser.add_argument("roots", type=Path)
     parser.add_argument("command", nargs="*", help="of `run`")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--bind", action="append", default=[], metavar="FOLDER", help="seen inside, too, read-only")
+    parser.add_argument(
+        "--bind", action="append", default=[], metavar="FOLDER", help="seen inside, too, read-only"
+    )
     options = parser.parse_args()
     if (options.what == "build") == options.roots.exists():
-        sys.exit(f"{options.roots}: {'exists; name a new folder' if options.what == 'build' else 'build it first'}")
+        sys.exit(
+            f"{options.roots}: "
+            f"{'exists; name a new folder' if options.what == 'build' else 'build it first'}"
+        )
     options.roots.mkdir(parents=True, exist_ok=True)
     arguments = dict(argument.split("=", 1) for argument in options.build_arg)
     image = Image(options.roots.resolve(), arguments, options.bind, build=options.what == "build")
@@ -129,7 +161,8 @@ def main() -> None:
         image.apply(keyword, rest)
         if image.build and keyword in ("FROM", "RUN", "COPY"):
             after = image.size_mb()
-            seconds, grown = time.monotonic() - started, after - (0 if keyword == "FROM" else before)
+            seconds = time.monotonic() - started
+            grown = after - (0 if keyword == "FROM" else before)
             print(f"{seconds:6.1f} s {grown:8.1f} MB  {keyword} {rest[:90]}", flush=True)
             before = after
     if not image.build:

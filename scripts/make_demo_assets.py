@@ -1,9 +1,10 @@
-"""Makes the inputs of `latentsync-trt demo`: a public-domain portrait, synthetic speech and the mouth that speaks it.
+"""Makes the inputs of `latentsync-trt demo`: a public-domain portrait, synthetic speech and the
+mouth that speaks it.
 
     python scripts/make_demo_assets.py        # needs the dev extra
 
-The portrait is NASA's of Eileen Collins, from scikit-image; the voice is espeak-ng's, from the package espeakng-loader,
-whose version determines every sample. See NOTICE for origins.
+The portrait is NASA's of Eileen Collins, from scikit-image; the voice is espeak-ng's, from the
+package espeakng-loader, whose version determines every sample. See NOTICE for origins.
 """
 
 import sys
@@ -43,13 +44,19 @@ def main() -> None:
 
 
 def with_pauses(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
-    """Samples int16 `(n,)`, a whole number of frames, with a pause at both ends, and the mouth that belongs to them."""
+    """Samples int16 `(n,)`, a whole number of frames, with a pause at both ends, and the mouth that
+    belongs to them.
+    """
     pause = round(PAUSE_S * spoken.rate_hz)
     frames = -(-(len(spoken.samples) + 2 * pause) * MODEL_FPS // spoken.rate_hz)
     samples = np.zeros(frames * spoken.rate_hz // MODEL_FPS, np.int16)
-    samples[pause : pause + len(spoken.samples)] = np.rint(spoken.samples * 32768).clip(-32768, 32767)
+    samples[pause : pause + len(spoken.samples)] = np.rint(spoken.samples * 32768).clip(
+        -32768, 32767
+    )
     offset_s = pause / spoken.rate_hz
-    phonemes = [Phoneme(p.symbol, p.start_s + offset_s, p.end_s + offset_s) for p in spoken.phonemes]
+    phonemes = [
+        Phoneme(p.symbol, p.start_s + offset_s, p.end_s + offset_s) for p in spoken.phonemes
+    ]
     return samples, mouth_track(phonemes, frames / MODEL_FPS)
 
 
@@ -61,7 +68,10 @@ def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
         frame.sample_rate = rate_hz
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             container.mux(packet)
-    print(f"{target.name}: {len(samples) / rate_hz:.2f} s at {rate_hz} Hz, {target.stat().st_size} bytes")
+    print(
+        f"{target.name}: {len(samples) / rate_hz:.2f} s "
+        f"at {rate_hz} Hz, {target.stat().st_size} bytes"
+    )
 
 
 def write_track(track: MouthTrack, target: Path) -> None:
@@ -70,7 +80,9 @@ def write_track(track: MouthTrack, target: Path) -> None:
         f"{opening:.4f},{shut:d},{silent:d}"
         for opening, shut, silent in zip(track.opening, track.shut, track.silent, strict=True)
     ]
-    target.write_text("\n".join(["opening,shut,silent", *lines]) + "\n", encoding="ascii", newline="\n")
+    target.write_text(
+        "\n".join(["opening,shut,silent", *lines]) + "\n", encoding="ascii", newline="\n"
+    )
     print(f"{target.name}: {len(track)} frames, {target.stat().st_size} bytes")
 
 

@@ -9,11 +9,15 @@ import numpy as np
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, save
 
 FOLDER = Path(__file__).resolve().parents[1] / "latentsync_trt" / "assets" / "graphs"
-OPSET, OPSET_OF_ANTIALIASING = 17, 18
+OPSET = 17
+OPSET_OF_ANTIALIASING = 18
 IR_VERSION = 8
-FACES, IMAGE, MASK = ("n", "height", "width", 3), ("n", 3, "height", "width"), ("height", "width")
+FACES = ("n", "height", "width", 3)
+IMAGE = ("n", 3, "height", "width")
+MASK = ("height", "width")
 LATENTS = ("windows", 4, "frames", "height", "width")
-HALF_OF_8_BITS, HALF_OF_16_BITS = 127.5, 32767.5
+HALF_OF_8_BITS = 127.5
+HALF_OF_16_BITS = 32767.5
 
 Tensors = dict[str, tuple[int, tuple[str | int, ...]]]
 """Element type and shape by name."""
@@ -66,7 +70,12 @@ def faces_out() -> ModelProto:
         helper.make_node("Cast", ["clipped"], ["painted"], to=TensorProto.UINT16),
     ]
     # The cast truncates; adding half a level rounds.
-    constants = {"half": HALF_OF_16_BITS, "middle": HALF_OF_16_BITS + 0.5, "lowest": 0.0, "highest": 65535.0}
+    constants = {
+        "half": HALF_OF_16_BITS,
+        "middle": HALF_OF_16_BITS + 0.5,
+        "lowest": 0.0,
+        "highest": 65535.0,
+    }
     inputs: Tensors = {"image": (TensorProto.FLOAT, IMAGE)}
     return _model("faces_out", nodes, inputs, {"painted": (TensorProto.UINT16, FACES)}, constants)
 
@@ -74,8 +83,11 @@ def faces_out() -> ModelProto:
 def resize() -> ModelProto:
     """Resizes a picture by PyTorch's antialiased bicubic filter."""
     filtering = {"mode": "cubic", "cubic_coeff_a": -0.5, "antialias": 1, "exclude_outside": 1}
-    nodes = [helper.make_node("Resize", ["image", "", "", "size"], ["resized"], axes=(1, 2), **filtering)]
-    image, resized = (1, "height", "width", "channels"), (1, "new_height", "new_width", "channels")
+    nodes = [
+        helper.make_node("Resize", ["image", "", "", "size"], ["resized"], axes=(1, 2), **filtering)
+    ]
+    image = (1, "height", "width", "channels")
+    resized = (1, "new_height", "new_width", "channels")
     inputs: Tensors = {"image": (TensorProto.FLOAT, image), "size": (TensorProto.INT64, (2,))}
     outputs: Tensors = {"resized": (TensorProto.FLOAT, resized)}
     return _model("resize", nodes, inputs, outputs, opset=OPSET_OF_ANTIALIASING)
@@ -90,11 +102,17 @@ def _model(
     opset: int = OPSET,
 ) -> ModelProto:
     declared = [
-        [helper.make_tensor_value_info(tensor, *kind) for tensor, kind in side.items()] for side in (inputs, outputs)
+        [helper.make_tensor_value_info(tensor, *kind) for tensor, kind in side.items()]
+        for side in (inputs, outputs)
     ]
-    initializers = [numpy_helper.from_array(np.array(v, np.float32), key) for key, v in (constants or {}).items()]
+    initializers = [
+        numpy_helper.from_array(np.array(v, np.float32), key)
+        for key, v in (constants or {}).items()
+    ]
     graph = helper.make_graph(nodes, name, *declared, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Writes checkpoints of the published architecture with seeded random weights: for compiling and timing, not for faces.
+"""Writes checkpoints of the published architecture with seeded random weights: for compiling and
+timing, not for faces.
 
-    python scripts/make_random_checkpoints.py [--out checkpoints/random] [--seed 7] [--precision fp32]
+    python scripts/make_random_checkpoints.py [--out checkpoints/random] [--seed 7] [--precision
+    fp32]
 
-Needs the `export` extra. Set $LATENTSYNC_TRT_CHECKPOINTS to the folder. It gets the U-Net (1.27 billion parameters,
-5.1 GB in float32), Whisper tiny's encoder and the VAE, under the names and in the formats of the published files.
-Weights are scaled so that activations stay near one, within the range of half precision. The same seed gives the same
-weights with the same torch on the same kind of CPU; elsewhere they may differ.
+Needs the `export` extra. Set $LATENTSYNC_TRT_CHECKPOINTS to the folder. It gets the U-Net (1.27
+billion parameters, 5.1 GB in float32), Whisper tiny's encoder and the VAE, under the names and in
+the formats of the published files. Weights are scaled so that activations stay near one, within the
+range of half precision. The same seed gives the same weights with the same torch on the same kind
+of CPU; elsewhere they may differ.
 """
 
 import argparse
@@ -68,29 +71,43 @@ Shapes = dict[str, Shape]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("checkpoints") / "random", metavar="FOLDER")
+    parser.add_argument(
+        "--out", type=Path, default=Path("checkpoints") / "random", metavar="FOLDER"
+    )
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--precision", choices=DTYPES, default="fp32", help="of the files; published ones are fp32")
+    parser.add_argument(
+        "--precision", choices=DTYPES, default="fp32", help="of the files; published ones are fp32"
+    )
     arguments = parser.parse_args()
     folder: Path = arguments.out
     made = {"seed": arguments.seed, "precision": arguments.precision, "torch": torch.__version__}
-    if (folder / MARKER).is_file() and json.loads((folder / MARKER).read_text(encoding="utf-8")) == made:
+    if (folder / MARKER).is_file() and json.loads(
+        (folder / MARKER).read_text(encoding="utf-8")
+    ) == made:
         print(f"{folder}: there already")
         return
     whisper = shapes_of(WhisperEncoder, WHISPER_TINY, WHISPER_PREFIX)
-    unet, vae = shapes_of(UNet, UNET), vae_shapes()
-    check_target(folder, [*unet.values(), *vae.values(), *whisper.values()], DTYPES[arguments.precision])
+    unet = shapes_of(UNet, UNET)
+    vae = vae_shapes()
+    check_target(
+        folder, [*unet.values(), *vae.values(), *whisper.values()], DTYPES[arguments.precision]
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as temporary:
         staged = Path(temporary)
-        write_whisper(staged / "latentsync-1.6" / "whisper" / "tiny.pt", random_tensors(whisper, arguments))
+        write_whisper(
+            staged / "latentsync-1.6" / "whisper" / "tiny.pt", random_tensors(whisper, arguments)
+        )
         write_vae(staged / "sd-vae-ft-mse", random_tensors(vae, arguments))
         content = {"global_step": 0, "state_dict": random_tensors(unet, arguments)}
         torch.save(content, staged / "latentsync-1.6" / "latentsync_unet.pt")
         (staged / MARKER).write_text(json.dumps(made) + "\n", encoding="utf-8")
         for part in sorted(staged.iterdir()):
             part.rename(folder / part.name)
-    print(f"{folder}: {sum(math.prod(shape) for shape in unet.values()) / 1e9:.2f} billion parameters in the U-Net")
+    print(
+        f"{folder}: {sum(math.prod(shape) for shape in unet.values()) / 1e9:.2f} "
+        "billion parameters in the U-Net"
+    )
 
 
 def check_target(folder: Path, shapes: list[Shape], dtype: torch.dtype) -> None:
@@ -103,14 +120,20 @@ def check_target(folder: Path, shapes: list[Shape], dtype: torch.dtype) -> None:
         parent = parent.parent
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < needed_bytes:
-        raise SystemExit(f"{parent}: {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} needed")
+        raise SystemExit(
+            f"{parent}: {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} needed"
+        )
 
 
-def shapes_of(network: type[UNet | WhisperEncoder], config: UNetConfig | WhisperConfig, prefix: str = "") -> Shapes:
+def shapes_of(
+    network: type[UNet | WhisperEncoder], config: UNetConfig | WhisperConfig, prefix: str = ""
+) -> Shapes:
     """Names and shapes of the network's tensors in a published file."""
     with torch.device("meta"):
         table = origins(network(config), prefix)
-    return {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
+    return {
+        name: origin.shape for origin in table.values() for name in origin.names if name is not None
+    }
 
 
 def vae_shapes() -> Shapes:
@@ -124,13 +147,19 @@ def random_tensors(shapes: Shapes, arguments: argparse.Namespace) -> dict[str, T
     """Seeded values for every name; drawn in threads, each tensor from a generator of its own."""
     dtype = DTYPES[arguments.precision]
     with ThreadPoolExecutor() as pool:
-        tensors = pool.map(lambda item: random_tensor(*item, arguments.seed).to(dtype), shapes.items())
+        tensors = pool.map(
+            lambda item: random_tensor(*item, arguments.seed).to(dtype), shapes.items()
+        )
         return dict(zip(shapes, tensors, strict=True))
 
 
 def random_tensor(name: str, shape: Shape, seed: int) -> Tensor:
-    """Values that keep activations near one: norms near the identity, weights divided by the root of their inputs."""
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode())))
+    """Values that keep activations near one: norms near the identity, weights divided by the root
+    of their inputs.
+    """
+    noise = torch.randn(
+        shape, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    )
     if name.endswith("bias") or name.endswith(TABLES):
         return noise.mul_(SMALL)
     if len(shape) == 1:

@@ -2,8 +2,8 @@
 
     python scripts/make_test_bundle.py        # needs the export extra
 
-Real networks of small widths with seeded random weights, which its manifest notes: its mouths do not follow speech. The
-model that `latentsync-trt demo` runs is made by scripts/train_demo.
+Real networks of small widths with seeded random weights, which its manifest notes: its mouths do
+not follow speech. The model that `latentsync-trt demo` runs is made by scripts/train_demo.
 """
 
 import shutil
@@ -27,8 +27,12 @@ UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        sources = narrow.write_sources(Path(folder) / "sources", narrow.ONE_LEVEL, vae_widths=(8, 8, 8, 8))
-        options = narrow.narrow_options(sources, Path(folder) / "demo", resolution=RESOLUTION_PX, frames=FRAMES)
+        sources = narrow.write_sources(
+            Path(folder) / "sources", narrow.ONE_LEVEL, vae_widths=(8, 8, 8, 8)
+        )
+        options = narrow.narrow_options(
+            sources, Path(folder) / "demo", resolution=RESOLUTION_PX, frames=FRAMES
+        )
         bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}"))
         manifest = read_manifest(bundle)
         (bundle / MANIFEST_NAME).unlink()

@@ -1,15 +1,18 @@
 """How soon a live session answers, and how steadily: a row as JSON, in real time on this machine.
 
-    python scripts/measure_live.py BUNDLE --provider cuda --hop 16 --speech microphone --seconds 600 > live.json
+    python scripts/measure_live.py BUNDLE --provider cuda --hop 16 --speech microphone --seconds 600
+    > live.json
 
-`--speech`: "microphone" says the built-in sentence over and over without an end, in pieces of 40 ms in real time; "tts"
-says it at four times real time in pieces of 200 ms, ends the utterance, and begins the next one when the face is idle.
-A receiver in this process takes a frame every 40 ms and encodes its picture with x264 (veryfast, zerolatency).
+`--speech`: "microphone" says the built-in sentence over and over without an end, in pieces of 40 ms
+in real time; "tts" says it at four times real time in pieces of 200 ms, ends the utterance, and
+begins the next one when the face is idle. A receiver in this process takes a frame every 40 ms and
+encodes its picture with x264 (veryfast, zerolatency).
 
-`delay_ms`: from the beginning of a frame's speech until its picture has been encoded; with "tts" that of the first
-frame of each utterance, from its first `say`. `tick_late_ms`: how much later than due a frame was there and encoded.
-`barge_in`: milliseconds from `stop` until the sound has ended, and until a picture of the idle clip is shown.
-`networks_s_per_spoken_s`: seconds in which networks run.
+`delay_ms`: from the beginning of a frame's speech until its picture has been encoded; with "tts"
+that of the first frame of each utterance, from its first `say`. `tick_late_ms`: how much later than
+due a frame was there and encoded. `barge_in`: milliseconds from `stop` until the sound has ended,
+and until a picture of the idle clip is shown. `networks_s_per_spoken_s`: seconds in which networks
+run.
 """
 
 import argparse
@@ -40,7 +43,8 @@ from latentsync_trt.types import Float32Array
 
 _TICK_S = 0.04
 _RATE_HZ = 16_000
-_PIECE_S, _SPEED = {"microphone": 0.04, "tts": 0.2}, {"microphone": 1.0, "tts": 4.0}
+_PIECE_S = {"microphone": 0.04, "tts": 0.2}
+_SPEED = {"microphone": 1.0, "tts": 4.0}
 _BEGINNING_S = 3.0  # left out of the microphone's delays
 
 
@@ -57,11 +61,14 @@ class Seen(NamedTuple):
 @contextmanager
 def receiving(session: LiveSession) -> Iterator[list[Seen]]:
     """Takes a frame every 40 ms and encodes its picture, until the block ends; fills a list."""
-    seen, over = list[Seen](), threading.Event()
+    seen = list[Seen]()
+    over = threading.Event()
     height, width = session.loop.planes[0].y.shape
     encoder = av.CodecContext.create("libx264", "w")
-    encoder.width, encoder.height = width + width % 2, height + height % 2
-    encoder.pix_fmt, encoder.time_base = "yuv420p", Fraction(1, 25)
+    encoder.width = width + width % 2
+    encoder.height = height + height % 2
+    encoder.pix_fmt = "yuv420p"
+    encoder.time_base = Fraction(1, 25)
     encoder.options = {"preset": "veryfast", "tune": "zerolatency", "crf": "23"}
     idle = {id(planes) for planes in session.loop.planes}
 
@@ -73,7 +80,8 @@ def receiving(session: LiveSession) -> Iterator[list[Seen]]:
             live = next(session)
             given_s = time.perf_counter()
             frame = frame_of(live.planes, encoder.width, encoder.height).reformat(format="yuv420p")
-            frame.pts, frame.time_base = len(seen), Fraction(1, 25)
+            frame.pts = len(seen)
+            frame.time_base = Fraction(1, 25)
             encoder.encode(frame)
             out_s = time.perf_counter()
             delay_s = None if live.delay_s is None else live.delay_s + out_s - given_s
@@ -90,7 +98,8 @@ def receiving(session: LiveSession) -> Iterator[list[Seen]]:
 
 def say(session: LiveSession, speech: Float32Array, kind: str) -> float:
     """Says an utterance at the pace of `kind`; returns when its first piece was said."""
-    begun_s, piece = time.perf_counter(), round(_PIECE_S[kind] * _RATE_HZ)
+    begun_s = time.perf_counter()
+    piece = round(_PIECE_S[kind] * _RATE_HZ)
     for start in range(0, len(speech), piece):
         due_s = begun_s + start / _RATE_HZ / _SPEED[kind]
         time.sleep(max(0.0, due_s - time.perf_counter()))
@@ -105,12 +114,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def milliseconds(values_s: Sequence[float]) -> dict[str, float | int]:
-    p50, p99, most = (round(1e3 * value, 1) for value in np.percentile(values_s, [50, 99, 100]).tolist())
+    p50, p99, most = (
+        round(1e3 * value, 1) for value in np.percentile(values_s, [50, 99, 100]).tolist()
+    )
     return {"p50": p50, "p99": p99, "max": most, "n": len(values_s)}
 
 
 def speak(session: LiveSession, speech: Float32Array, kind: str, seconds: float) -> dict[str, Any]:
-    said_s, end_s = list[float](), time.perf_counter() + seconds
+    said_s = list[float]()
+    end_s = time.perf_counter() + seconds
     with receiving(session) as seen:
         time.sleep(0.5)
         if kind == "microphone":
@@ -124,24 +136,32 @@ def speak(session: LiveSession, speech: Float32Array, kind: str, seconds: float)
         delays_s = [delay_s + _PIECE_S[kind] for delay_s in begun if delay_s is not None]
     else:
         shown_s = {one.utterance: one.out_s for one in reversed(seen) if one.utterance}
-        delays_s = [shown_s[number] - first_s for number, first_s in enumerate(said_s, 1) if number in shown_s]
+        delays_s = [
+            shown_s[number] - first_s
+            for number, first_s in enumerate(said_s, 1)
+            if number in shown_s
+        ]
     return {
         "delay_ms": milliseconds(delays_s),
         "tick_late_ms": milliseconds([one.out_s - one.due_s for one in seen]),
         **{name: value for name, value in asdict(session.counts).items() if name != "painting_s"},
-        "networks_s_per_spoken_s": round(session.counts.painting_s / max(session.counts.spoken * _TICK_S, 1e-9), 3),
+        "networks_s_per_spoken_s": round(
+            session.counts.painting_s / max(session.counts.spoken * _TICK_S, 1e-9), 3
+        ),
     }
 
 
 def barge_in(session: LiveSession, speech: Float32Array, times: int) -> dict[str, Any]:
     """Speech that is stopped in its middle."""
-    sound_s, idle_s = list[float](), list[float]()
+    sound_s = list[float]()
+    idle_s = list[float]()
     with receiving(session) as seen:
         for number in range(times):
             say(session, speech, "tts")
             wait_until(lambda: bool(seen) and bool(seen[-1].utterance))
             time.sleep(1.0 + 0.013 * number)
-            stopped_s, count = time.perf_counter(), len(seen)
+            stopped_s = time.perf_counter()
+            count = len(seen)
             session.stop()
             wait_until(lambda count=count: any(one.is_idle for one in seen[count:]))
             after = [one for one in seen[count:] if one.out_s > stopped_s]
@@ -165,8 +185,14 @@ def main() -> None:
     tune_process()
     speech = np.concatenate(list(read_audio_blocks(SPEECH)))
     options = LiveOptions(hop=chosen.hop, buffer_s=60.0)
-    with TemporaryDirectory() as folder, LipSync.from_bundle(chosen.bundle, chosen.provider) as lip_sync:
-        row: dict[str, Any] = {"environment": environment(sys.argv, [lip_sync.provider], 0), **vars(chosen)}
+    with (
+        TemporaryDirectory() as folder,
+        LipSync.from_bundle(chosen.bundle, chosen.provider) as lip_sync,
+    ):
+        row: dict[str, Any] = {
+            "environment": environment(sys.argv, [lip_sync.provider], 0),
+            **vars(chosen),
+        }
         video = Path(folder) / "idle.mp4"
         write_pictures(video, camera_frames(Fraction(4)))
         with lip_sync.stream(video, options) as session:

@@ -1,11 +1,14 @@
-"""Times the networks of a bundle by themselves: the instrument behind the rows of `benchmarks/bench-….json`.
+"""Times the networks of a bundle by themselves: the instrument behind the rows of
+`benchmarks/bench-….json`.
 
-    python scripts/measure_networks.py --bundle NAME --scenario graph --scenario loop --preset fast --out FILE.json
+    python scripts/measure_networks.py --bundle NAME --scenario graph --scenario loop --preset fast
+    --out FILE.json
 
 graph    each graph of a bundle, on random inputs in device memory
 loop     one window of faces through the VAE and all denoising steps, for each preset
-pytorch  the same networks as PyTorch modules with random weights, eager and compiled, on the inputs of "graph": float16
-         on a GPU, float32 on the CPU, whatever the bundle's precision; only if named
+pytorch  the same networks as PyTorch modules with random weights, eager and compiled, on the inputs
+         of "graph": float16 on a GPU, float32 on the CPU, whatever the bundle's precision; only if
+         named
 """
 
 import logging
@@ -74,8 +77,12 @@ _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.we
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @bundle_option
 @click.option("--provider", multiple=True, type=click.Choice(PROVIDER_CHOICES), default=("auto",))
-@click.option("--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
-@click.option("--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=("graph", "loop"))
+@click.option(
+    "--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS)
+)
+@click.option(
+    "--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=("graph", "loop")
+)
 @click.option("--runs", type=int, help="Timed runs.  [default: 5 of a loop, else 20]")
 @click.option("--warm-up", type=int, help="Runs before those.  [default: 1 of a loop, else 3]")
 @click.option("--eager", is_flag=True, help="Leave out torch.compile, which takes minutes.")
@@ -86,12 +93,18 @@ _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.we
 @options_from(RuntimeOptions, leave_out=("build", "verify"))
 def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -> None:
     """Writes all rows so far after each one."""
-    runs, warm_up = given["runs"], given["warm_up"]
-    loaded, runtime, sync = Bundle.load(find_bundle(bundle)[0]), build(RuntimeOptions, given), build(SyncOptions, given)
+    runs = given["runs"]
+    warm_up = given["warm_up"]
+    loaded = Bundle.load(find_bundle(bundle)[0])
+    runtime = build(RuntimeOptions, given)
+    sync = build(SyncOptions, given)
     presets = {name: replace(sync, preset=name) for name in given["presets"]}
     settings = settings_for(loaded, runtime, sync, given["provider"], say)
-    facts = environment(sys.argv, [setting.selection.name for setting in settings], runtime.one_device)
-    about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
+    facts = environment(
+        sys.argv, [setting.selection.name for setting in settings], runtime.one_device
+    )
+    about = bundle_facts(loaded.manifest, settings[0].resolution_px)
+    rows = list[Row]()
     with temporary_folder() as folder:
         clip = choose_clip(given["video"], given["audio"], folder)
         measures = {
@@ -102,22 +115,37 @@ def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -
         for setting in settings:
             for name in scenario:
                 usual = REPETITIONS[name]
-                repeats = usual[0] if runs is None else runs, usual[1] if warm_up is None else warm_up
+                repeats = (
+                    usual[0] if runs is None else runs,
+                    usual[1] if warm_up is None else warm_up,
+                )
                 for row in measures[name](replace(setting, runs=repeats[0], warm_up=repeats[1])):
                     rows.append(row)
                     write_rows(out, facts, about, rows)
-                    print(f"{row.scenario} {row.case} {row.preset or ''}: {row.time['median_ms']:.2f} ms", flush=True)
+                    print(
+                        f"{row.scenario} {row.case} {row.preset or ''}: "
+                        f"{row.time['median_ms']:.2f} ms",
+                        flush=True,
+                    )
 
 
 def _ranges(setting: Setting) -> dict[str, DimensionRange]:
-    """Variable dimensions, whose heights and widths have their optimum at the setting's resolution."""
-    sizes = {name: setting.resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
+    """Variable dimensions, whose heights and widths have their optimum at the setting's
+    resolution.
+    """
+    sizes = {
+        name: setting.resolution_px // RESOLUTION_STEP_PX * step
+        for name, step in SIZE_STEPS.items()
+    }
     ranges = dimension_ranges(setting.bundle.manifest, setting.runtime)
-    return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
+    return {
+        name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()
+    }
 
 
 def _graphs(setting: Setting) -> Iterator[Row]:
-    selection, notices = setting.selection, list[str]()
+    selection = setting.selection
+    notices = list[str]()
     cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
     factory = SessionFactory(setting.bundle, selection, setting.runtime, cache)
     for graph in setting.bundle.manifest.graphs:
@@ -135,15 +163,24 @@ def _graphs(setting: Setting) -> Iterator[Row]:
 
 def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
-    manifest, name = setting.bundle.manifest, setting.selection.name
+    manifest = setting.bundle.manifest
+    name = setting.selection.name
     reference = SyncOptions(preset=REFERENCE, resolution=next(iter(presets.values())).resolution)
-    graphs = dict.fromkeys(graph for options in (reference, *presets.values()) for graph in graphs_for(options))
+    graphs = dict.fromkeys(
+        graph for options in (reference, *presets.values()) for graph in graphs_for(options)
+    )
     selection = replace(setting.selection, is_named=True)  # no other is measured
-    with closing(open_model(setting.bundle, selection, setting.runtime, tuple(graphs), setting.say)) as model:
+    with closing(
+        open_model(setting.bundle, selection, setting.runtime, tuple(graphs), setting.say)
+    ) as model:
 
         def seconds() -> dict[str, float]:
             times = model.times()
-            return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in times if time.runs}
+            return {
+                time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000
+                for time in times
+                if time.runs
+            }
 
         window = first_window(clip, manifest.frames, model, setting.resolution_px)
         expected = None
@@ -158,35 +195,52 @@ def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> 
                     paint()
                 before_s = seconds()
                 times_ms, painted = replace(setting, warm_up=0).timed(paint)
-            spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()}
-            parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
+            spent_s = {
+                graph: total_s - before_s.get(graph, 0.0) for graph, total_s in seconds().items()
+            }
+            parts_s = {
+                graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0
+            }
             parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
-            found, notes = _generated(painted), [*model.notices]
+            found = _generated(painted)
+            notes = [*model.notices]
             if expected is None:
                 expected = found
             else:
-                notes.append(f"beside preset {REFERENCE}: {overall([*map(compared, found, expected)])}")
+                notes.append(
+                    f"beside preset {REFERENCE}: {overall([*map(compared, found, expected)])}"
+                )
             measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
 
 
-def first_window(clip: Clip, frames: int, model: Model, resolution_px: int) -> tuple[UInt8Array, Float32Array]:
-    """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S, D)`.
+def first_window(
+    clip: Clip, frames: int, model: Model, resolution_px: int
+) -> tuple[UInt8Array, Float32Array]:
+    """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S,
+    D)`.
 
     Raises:
         NoFaceError: the clip shows fewer faces than that.
     """
-    delays, aspect = delays_of(clip.video, clip.audio), probe(clip.video).sample_aspect_ratio
+    delays = delays_of(clip.video, clip.audio)
+    aspect = probe(clip.video).sample_aspect_ratio
     read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
     finder = FaceFinder(FaceTracker(MediaPipeDetector()), resolution_px, pixel_aspect=aspect)
     with closing(finder.cut_out(finder.find(frame for frame in read))) as jobs:
         found = (target.face for job in jobs for target in job.targets)
         faces = list(islice((face.image for face in found if face is not None), frames))
     if len(faces) < frames:
-        raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
-    pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(model.bundle)
+        raise NoFaceError(
+            f"{clip.video}: {len(faces)} frames with a face, "
+            f"a window takes {frames}; give a longer clip"
+        )
+    pieces = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s)
+    filters = filters_of(model.bundle)
     with closing(SpeechStream(pieces, model.audio_encoder, filters)) as speech:
-        return np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)])
+        return np.stack(faces), speech.windows(
+            [Fraction(index, MODEL_FPS) for index in range(frames)]
+        )
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
@@ -201,7 +255,9 @@ def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[Row]:
 
     device = torch.device(setting.selection.device, setting.selection.device_id)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    notes = (f"torch {torch.__version__}, {'fp16' if device.type == 'cuda' else 'fp32'}, random weights",)
+    notes = (
+        f"torch {torch.__version__}, {'fp16' if device.type == 'cuda' else 'fp32'}, random weights",
+    )
     for graph, module in _modules(setting.bundle, device, dtype).items():
         arrays = random_inputs(setting.bundle.manifest.graphs[graph].inputs, _ranges(setting))
         given = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
@@ -224,11 +280,20 @@ def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[Row]:
                 # There is no compiler on this machine, or one that does not take the network.
                 setting.say(f"torch.compile failed on {graph}: {last_line(error)}")
             else:
-                yield setting.row("pytorch", f"{graph} {kind}", times_ms, notes, provider=device.type, memory=memory)
+                yield setting.row(
+                    "pytorch",
+                    f"{graph} {kind}",
+                    times_ms,
+                    notes,
+                    provider=device.type,
+                    memory=memory,
+                )
         torch.compiler.reset()
 
 
-def _modules(bundle: Bundle, device: "torch.device", dtype: "torch.dtype") -> Mapping[str, "torch.nn.Module"]:
+def _modules(
+    bundle: Bundle, device: "torch.device", dtype: "torch.dtype"
+) -> Mapping[str, "torch.nn.Module"]:
     """Modules by the names of their graphs: the guided steps, and the image codec."""
     import torch
 
@@ -237,9 +302,13 @@ def _modules(bundle: Bundle, device: "torch.device", dtype: "torch.dtype") -> Ma
 
     # diffusers warns of what `ImageAttention` has no use for, whenever a compiler looks at it.
     logging.getLogger("diffusers").setLevel(logging.ERROR)
-    config = {name: tuple(value) if isinstance(value, list) else value for name, value in bundle.manifest.unet.items()}
+    config = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in bundle.manifest.unet.items()
+    }
     with device:  # made there: 1.3 billion parameters take long to copy
-        unet, vae = UNet(UNetConfig(**config)), _vae(bundle)
+        unet = UNet(UNetConfig(**config))
+        vae = _vae(bundle)
     vae.set_attn_processor(ImageAttention())
     generator = torch.Generator(device).manual_seed(SEED)
     for network in (unet, vae):

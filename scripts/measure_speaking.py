@@ -1,10 +1,11 @@
-"""Measures how well `--face speaking` finds who speaks, in dialogues composed of people who were filmed.
+"""Measures how well `--face speaking` finds who speaks, in dialogues composed of people who were
+filmed.
 
     python -m scripts.measure_speaking FOLDER [--json FILE]
 
-The folder holds demo1_video.mp4 … demo3_video.mp4 and demo1_audio.wav … demo3_audio.wav. `right`: of the frames with
-speech, how many are assigned to the face that speaks, or to no one where the voice comes from outside; `wrong`: to
-another face.
+The folder holds demo1_video.mp4 … demo3_video.mp4 and demo1_audio.wav … demo3_audio.wav. `right`:
+of the frames with speech, how many are assigned to the face that speaks, or to no one where the
+voice comes from outside; `wrong`: to another face.
 """
 
 import argparse
@@ -34,7 +35,8 @@ def score(written: Written, tracks: Tracks) -> tuple[int, int, int]:
                 left = (written.width_px - SIDE_PX * len(places)) / 2
                 said[frame] = places[int(((row[1] + row[3]) / 2 - left) // SIDE_PX)]
     spoken = written.speaker != -2
-    said, truth = said[spoken], written.speaker[spoken]
+    said = said[spoken]
+    truth = written.speaker[spoken]
     right = (said == truth) | ((said == -2) & (truth == -1))
     return int(right.sum()), int(((said != -2) & ~right).sum()), len(truth)
 
@@ -44,7 +46,8 @@ def main() -> None:
     parser.add_argument("assets", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows, total = [], np.zeros(3, int)
+    rows = []
+    total = np.zeros(3, int)
     detector = MediaPipeDetector()
     with TemporaryDirectory() as folder:
         cast = Cast(args.assets, detector)
@@ -54,7 +57,10 @@ def main() -> None:
             found = score(written, tracks)
             total += found
             row = {"scene": dialogue.name, "frames": found[2]}
-            rows.append(row | {"right": round(found[0] / found[2], 3), "wrong": round(found[1] / found[2], 3)})
+            rows.append(
+                row
+                | {"right": round(found[0] / found[2], 3), "wrong": round(found[1] / found[2], 3)}
+            )
             print(rows[-1])
     whole = {
         "frames": int(total[2]),
@@ -63,8 +69,16 @@ def main() -> None:
     }
     print(whole)
     if args.json is not None:
-        what = "python -m scripts.measure_speaking FOLDER; 12 dialogues, none of which was used to choose a limit"
-        content = {"what": what, "measured_at": str(datetime.now(UTC).date()), **whole, "scenes": rows}
+        what = (
+            "python -m scripts.measure_speaking FOLDER; 12 "
+            "dialogues, none of which was used to choose a limit"
+        )
+        content = {
+            "what": what,
+            "measured_at": str(datetime.now(UTC).date()),
+            **whole,
+            "scenes": rows,
+        }
         args.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 

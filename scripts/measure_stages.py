@@ -2,9 +2,9 @@
 
 python scripts/measure_stages.py VIDEO [--resolution 256] [--frames 250] [--at-once]
 
-Prints the time that each stage takes for a frame, one after another in one thread of an idle machine. With
-`--at-once`, all stages run side by side, as in `sync`, and the frames per second are printed. The clip's own faces are
-taken as painted ones.
+Prints the time that each stage takes for a frame, one after another in one thread of an idle
+machine. With `--at-once`, all stages run side by side, as in `sync`, and the frames per second are
+printed. The clip's own faces are taken as painted ones.
 """
 
 import argparse
@@ -39,8 +39,15 @@ Background = Callable[..., Generator[Any, None, None]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("video", type=Path, help="A clip that begins with a face.")
-    parser.add_argument("--resolution", type=int, default=256, help="Side of the aligned faces, in pixels.")
-    parser.add_argument("--frames", type=int, default=250, help="How many of the clip's frames are measured, at most.")
+    parser.add_argument(
+        "--resolution", type=int, default=256, help="Side of the aligned faces, in pixels."
+    )
+    parser.add_argument(
+        "--frames",
+        type=int,
+        default=250,
+        help="How many of the clip's frames are measured, at most.",
+    )
     parser.add_argument("--at-once", action="store_true", help="Run all stages side by side.")
     arguments = parser.parse_args()
     tune_process()
@@ -54,23 +61,36 @@ def main() -> None:
     else:
         for stage in clock.times():
             print(f"{stage.stage}: {1000 * stage.busy_s / count:.2f} ms a frame")
-    print(f"{arguments.video.name}, {count} frames, {arguments.resolution} px, {usable_cores()} cores")
+    print(
+        f"{arguments.video.name}, {count} frames, {arguments.resolution} px, {usable_cores()} cores"
+    )
 
 
-def run(video: Path, resolution_px: int, most: int, clock: StageClock, background: Background) -> int:
+def run(
+    video: Path, resolution_px: int, most: int, clock: StageClock, background: Background
+) -> int:
     """Passes the clip through all stages; returns the number of its frames."""
-    info, options, count = probe(video), SyncOptions(), 0
+    info = probe(video)
+    options = SyncOptions()
+    count = 0
     encoder = choose_encoder(options, info)
     detector = MediaPipeDetector()
     with TemporaryDirectory() as folder:
-        finder = FaceFinder(FaceTracker(detector), resolution_px, pixel_aspect=info.sample_aspect_ratio, clock=clock)
+        finder = FaceFinder(
+            FaceTracker(detector), resolution_px, pixel_aspect=info.sample_aspect_ratio, clock=clock
+        )
         stages = ClipStages(most, 0, Fraction(0), Fraction(0))
         decoded = stages.entering(islice(read_frames(video), most), clock)
-        found = background(finder.find(background(decoded, finder.prepared, name="decode")), name="face")
+        found = background(
+            finder.find(background(decoded, finder.prepared, name="decode")), name="face"
+        )
         painted = background(as_painted(finder.cut_out(found)), name="align")
         composer = Composer(Paster(detector), None, Quality([Fraction(0)]), clock)
         output = Path(folder) / f"output{default_suffix(options)}"
-        with VideoWriter(output, info, encoder) as writer, closing(composer.stages(painted, background)) as composed:
+        with (
+            VideoWriter(output, info, encoder) as writer,
+            closing(composer.stages(painted, background)) as composed,
+        ):
             for job, patches in composed:
                 count += 1
                 with clock.measure(f"encode by {encoder.ffmpeg}"):
@@ -90,7 +110,11 @@ def as_painted(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, Non
     """The source's own faces as painted ones, which take as long."""
     with closing(jobs):
         for job in jobs:
-            faces = (target.face.image * np.uint16(257) for target in job.targets if target.face is not None)
+            faces = (
+                target.face.image * np.uint16(257)
+                for target in job.targets
+                if target.face is not None
+            )
             yield replace(job, painted=tuple(faces))
 
 

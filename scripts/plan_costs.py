@@ -1,8 +1,10 @@
-"""Prints what denoising plans cost and change, from measured rows, as the table of docs/performance.md.
+"""Prints what denoising plans cost and change, from measured rows, as the table of
+docs/performance.md.
 
     python scripts/plan_costs.py [ROWS ...]
 
-ROWS: files of `latentsync-trt bench`, by default those in benchmarks/. Faces and lips are those of the built-in model.
+ROWS: files of `latentsync-trt bench`, by default those in benchmarks/. Faces and lips are those of
+the built-in model.
 """
 
 import argparse
@@ -47,7 +49,9 @@ class StepTimes:
 
 
 def full_step_equivalents(plan: Sequence[bool], cached_share: float) -> float:
-    """The cost of a plan, in guided full steps; `cached_share`: time of a cached step over that of a full one."""
+    """The cost of a plan, in guided full steps; `cached_share`: time of a cached step over that of
+    a full one.
+    """
     return sum(1.0 if full else cached_share for full in plan)
 
 
@@ -60,8 +64,16 @@ def main() -> None:
 def step_times(path: Path) -> StepTimes:
     """The step times in a file of `latentsync-trt bench`."""
     results = json.loads(path.read_text(encoding="utf-8"))
-    median_ms = {row["case"]: row["time"]["median_ms"] for row in results["rows"] if row["scenario"] == "graph"}
-    return StepTimes(results["bundle"]["resolution_px"], median_ms["denoise_step"], median_ms["denoise_step_cached"])
+    median_ms = {
+        row["case"]: row["time"]["median_ms"]
+        for row in results["rows"]
+        if row["scenario"] == "graph"
+    }
+    return StepTimes(
+        results["bundle"]["resolution_px"],
+        median_ms["denoise_step"],
+        median_ms["denoise_step_cached"],
+    )
 
 
 def table(measured: list[StepTimes]) -> str:
@@ -74,7 +86,9 @@ def table(measured: list[StepTimes]) -> str:
     ]
     for name, (options, variant) in PLANS.items():
         plan = plan_for(options)
-        costs = (full_step_equivalents(plan, times.cached_share) * times.full_ms for times in measured)
+        costs = (
+            full_step_equivalents(plan, times.cached_share) * times.full_ms for times in measured
+        )
         cells = [f"{sum(plan)}, {len(plan) - sum(plan)}", *(f"{cost:.0f} ms" for cost in costs)]
         change = changes.get(variant, {})
         cells.append(f"{change['amplitude']:.2f}" if change else "")

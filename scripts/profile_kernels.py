@@ -2,8 +2,8 @@
 
     python scripts/profile_kernels.py BUNDLE --json FILE [--graph denoise_step]
 
-Without CUDA graphs, in which CUPTI sees one launch; a step is also timed with them. The gap between the sum of its
-kernels and its time is what launches cost.
+Without CUDA graphs, in which CUPTI sees one launch; a step is also timed with them. The gap between
+the sum of its kernels and its time is what launches cost.
 """
 
 import argparse
@@ -43,7 +43,9 @@ KINDS = {
 }
 """What a kernel does, by its name."""
 
-WARM_UP_RUNS, PROFILED_RUNS, TIMED_RUNS = 8, 3, 20
+WARM_UP_RUNS = 8
+PROFILED_RUNS = 3
+TIMED_RUNS = 20
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--graph", nargs="+", default=[FULL_STEP, VAE_ENCODER, VAE_DECODER])
     arguments = parser.parse_args()
-    bundle, selection = Bundle.load(arguments.bundle), select_provider("cuda")
+    bundle = Bundle.load(arguments.bundle)
+    selection = select_provider("cuda")
     rows = []
     for graph in arguments.graph:
         row: dict[str, Any] = {"graph": graph}
@@ -69,10 +72,15 @@ def main() -> None:
             del run
             session.close()
         rows.append(row)
-        print(json.dumps({name: value for name, value in row.items() if name != "kernels"}), flush=True)
+        print(
+            json.dumps({name: value for name, value in row.items() if name != "kernels"}),
+            flush=True,
+        )
     facts = environment(sys.argv, [selection.name], selection.device_id)
     facts |= {"torch": torch.__version__, "bundle": bundle.manifest.name}
-    arguments.json.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    arguments.json.write_text(
+        json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def timed_ms(run: BoundRun) -> float:
@@ -94,7 +102,9 @@ def kernels(run: BoundRun) -> dict[str, Any]:
     for event in profiled.events():
         if event.device_type == DeviceType.CUDA:
             found[event.name].append(event.time_range.elapsed_us() / 1000)
-    return summary([(name, len(ms) / PROFILED_RUNS, sum(ms) / PROFILED_RUNS) for name, ms in found.items()])
+    return summary(
+        [(name, len(ms) / PROFILED_RUNS, sum(ms) / PROFILED_RUNS) for name, ms in found.items()]
+    )
 
 
 def summary(measured: list[tuple[str, float, float]]) -> dict[str, Any]:
@@ -107,9 +117,13 @@ def summary(measured: list[tuple[str, float, float]]) -> dict[str, Any]:
     return {
         "kernels_ms": round(sum(ms for _, _, ms in measured), 2),
         "launches": round(sum(launches for _, launches, _ in measured)),
-        "by_kind": {kind: [round(ms, 2), round(count)] for kind, (ms, count) in sorted(kinds.items(), key=by_ms)},
+        "by_kind": {
+            kind: [round(ms, 2), round(count)]
+            for kind, (ms, count) in sorted(kinds.items(), key=by_ms)
+        },
         "kernels": [
-            [name, round(count, 1), round(ms, 3)] for name, count, ms in sorted(measured, key=lambda one: -one[2])
+            [name, round(count, 1), round(ms, 3)]
+            for name, count, ms in sorted(measured, key=lambda one: -one[2])
         ],
     }
 

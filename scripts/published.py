@@ -1,4 +1,6 @@
-"""Networks in the formats of the published checkpoints: the inverse of `latentsync_trt.export.networks`."""
+"""Networks in the formats of the published checkpoints: the inverse of
+`latentsync_trt.export.networks`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -11,15 +13,21 @@ from latentsync_trt.export.networks import WHISPER_DIMS, WhisperConfig, origins
 
 def checkpoint_tensors(network: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     """The network's parameters under the names and in the shapes of the published checkpoints."""
-    state, tensors = network.state_dict(), dict[str, Tensor]()
+    state = network.state_dict()
+    tensors = dict[str, Tensor]()
     for key, origin in origins(network, prefix).items():
         parts = state[key].chunk(len(origin.names), 1 if origin.transposed else 0)
         for name, part in zip(origin.names, parts, strict=True):
             if name is not None:
-                tensors[name] = (part.t() if origin.transposed else part).reshape(origin.shape).clone()
+                tensors[name] = (
+                    (part.t() if origin.transposed else part).reshape(origin.shape).clone()
+                )
     return tensors
 
 
 def whisper_file(config: WhisperConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The content of an OpenAI Whisper file with the encoder only."""
-    return {"dims": dict(zip(WHISPER_DIMS, astuple(config), strict=True)), "model_state_dict": tensors}
+    return {
+        "dims": dict(zip(WHISPER_DIMS, astuple(config), strict=True)),
+        "model_state_dict": tensors,
+    }

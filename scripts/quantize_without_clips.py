@@ -1,9 +1,11 @@
-"""Quantizes a bundle with made-up calibration ranges: to compile and measure engines, not to paint faces.
+"""Quantizes a bundle with made-up calibration ranges: to compile and measure engines, not to paint
+faces.
 
-    python scripts/quantize_without_clips.py --bundle checkpoints/1.6-512-fp16 --precision int8 --out build/int8-512
+    python scripts/quantize_without_clips.py --bundle checkpoints/1.6-512-fp16 --precision int8
+    --out build/int8-512
 
-Every layer gets the same range, so operations, types and sizes are right and results are meaningless. Needs the
-extra `calibrate`, and a few times the memory of the largest weight tensor.
+Every layer gets the same range, so operations, types and sizes are right and results are
+meaningless. Needs the extra `calibrate`, and a few times the memory of the largest weight tensor.
 """
 
 import argparse
@@ -38,7 +40,8 @@ def main() -> None:
     size_bytes = sum(entry.bytes for entry in made.files.values())
     share = made.quantization.share if made.quantization else 0.0
     print(
-        f"{arguments.out}: {size_bytes / 1e9:.2f} GB, {share:.1%} of the U-Net's multiply-adds in 8 bits, "
+        f"{arguments.out}: {size_bytes / 1e9:.2f} GB, "
+        f"{share:.1%} of the U-Net's multiply-adds in 8 bits, "
         f"{time.perf_counter() - start_s:.0f} s"
     )
 

@@ -1,8 +1,11 @@
-"""Runs the nodes of integrations/comfyui in a real ComfyUI on the CPU, with the built-in bundle, clip and speech.
+"""Runs the nodes of integrations/comfyui in a real ComfyUI on the CPU, with the built-in bundle,
+clip and speech.
 
-    python scripts/run_comfyui.py --comfyui ~/ComfyUI --python ~/ComfyUI/.venv/bin/python --out comfyui-run
+    python scripts/run_comfyui.py --comfyui ~/ComfyUI --python ~/ComfyUI/.venv/bin/python --out
+    comfyui-run
 
-The Python of ComfyUI needs this package. Prints the times, and leaves the results in the folder `--out`.
+The Python of ComfyUI needs this package. Prints the times, and leaves the results in the folder
+`--out`.
 """
 
 import argparse
@@ -32,10 +35,14 @@ WAIT_S = 900.0
 
 def main() -> None:
     """Runs all steps; ends with an exception at the first that fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--comfyui", type=Path, required=True, help="Checkout of ComfyUI.")
     parser.add_argument("--python", default=sys.executable, help="The Python that runs it.")
-    parser.add_argument("--out", type=Path, default=Path("comfyui-run"), help="Folder of the results.")
+    parser.add_argument(
+        "--out", type=Path, default=Path("comfyui-run"), help="Folder of the results."
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as base:
@@ -48,7 +55,9 @@ def main() -> None:
 
 
 class ComfyUI:
-    """A ComfyUI with our nodes in the folder `base`, and the built-in clip and speech as its inputs."""
+    """A ComfyUI with our nodes in the folder `base`, and the built-in clip and speech as its
+    inputs.
+    """
 
     def __init__(self, checkout: Path, python: str, base: Path, out: Path) -> None:
         for name in ("models", "input", "user"):
@@ -60,9 +69,21 @@ class ComfyUI:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [python, "main.py", *f"--cpu --disable-api-nodes --listen 127.0.0.1 --port {port}".split()]
-        command += ["--base-directory", str(base), "--database-url", f"sqlite:///{base / 'comfyui.db'}"]
-        self._address, self._base, self._out, self._log = f"http://127.0.0.1:{port}", base, out, out / "comfyui.log"
+        command = [
+            python,
+            "main.py",
+            *f"--cpu --disable-api-nodes --listen 127.0.0.1 --port {port}".split(),
+        ]
+        command += [
+            "--base-directory",
+            str(base),
+            "--database-url",
+            f"sqlite:///{base / 'comfyui.db'}",
+        ]
+        self._address = f"http://127.0.0.1:{port}"
+        self._base = base
+        self._out = out
+        self._log = out / "comfyui.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=checkout, stdout=log, stderr=log)
 
@@ -76,12 +97,16 @@ class ComfyUI:
         self.interrupt()
         assert self.logged("LatentSync: opened") == 1, "the model was not kept between the runs"
         self.run("other settings", "video", seed=2, low_memory=True)
-        assert self.logged("LatentSync: closed") == 1, "the model with other settings was not closed"
+        assert self.logged("LatentSync: closed") == 1, (
+            "the model with other settings was not closed"
+        )
         self.post("/free", {"unload_models": True})
         self.wait(lambda: self.logged("LatentSync: closed") == 2, "the model is closed")
         self.run("video, opened again", "video", seed=4, low_memory=True)
 
-    def run(self, what: str, workflow: str, seed: int, *, low_memory: bool = False) -> dict[str, Any]:
+    def run(
+        self, what: str, workflow: str, seed: int, *, low_memory: bool = False
+    ) -> dict[str, Any]:
         """The history of a workflow that is run to its end; prints its time."""
         start_s = time.perf_counter()
         history = self.history(self.queue(workflow, seed, low_memory=low_memory))
@@ -91,10 +116,19 @@ class ComfyUI:
         return history
 
     def check(self, name: str, history: dict[str, Any]) -> None:
-        """Fetches the video that a workflow saved; it has as many pictures and as much sound as the clip."""
-        saved = next(one for node in history["outputs"].values() for one in node["images"] if one["type"] == "output")
+        """Fetches the video that a workflow saved; it has as many pictures and as much sound as the
+        clip.
+        """
+        saved = next(
+            one
+            for node in history["outputs"].values()
+            for one in node["images"]
+            if one["type"] == "output"
+        )
         (self._out / name).write_bytes(self.get(f"/view?{urlencode(saved)}"))
-        frames, found = (sum(1 for _ in read_frames(each)) for each in (self._clip, self._out / name))
+        frames, found = (
+            sum(1 for _ in read_frames(each)) for each in (self._clip, self._out / name)
+        )
         assert found == frames, f"{name}: {found} pictures instead of {frames}"
         sound_s = float(audio_duration_s(self._out / name))
         assert abs(sound_s - frames / 25) < 0.1, f"{name}: {sound_s} s of sound"
@@ -115,7 +149,9 @@ class ComfyUI:
 
     def queue(self, workflow: str, seed: int, *, low_memory: bool = False) -> str:
         """Queues a workflow; returns its number."""
-        prompt = json.loads((NODES / "api_workflows" / f"{workflow}.json").read_text(encoding="utf-8"))
+        prompt = json.loads(
+            (NODES / "api_workflows" / f"{workflow}.json").read_text(encoding="utf-8")
+        )
         prompt["3"]["inputs"]["low_memory"], prompt["5"]["inputs"]["seed"] = low_memory, seed
         return str(json.loads(self.post("/prompt", {"prompt": prompt}))["prompt_id"])
 
@@ -128,7 +164,9 @@ class ComfyUI:
         return bytes(urlopen(self._address + path, timeout=WAIT_S).read())
 
     def post(self, path: str, body: dict[str, Any]) -> bytes:
-        request = Request(self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = Request(
+            self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         return bytes(urlopen(request, timeout=WAIT_S).read())
 
     def logged(self, text: str) -> int:

@@ -2,8 +2,9 @@
 
     python scripts/stand_in_on_gpu.py --bundle BUNDLE --out rows.json
 
-Streams, device buffers, bindings and recorded graphs are CUDA's own; engines run on the CPU between copies. Results are
-compared with the CPU provider's. Seconds are those of the stand-in and are not TensorRT's.
+Streams, device buffers, bindings and recorded graphs are CUDA's own; engines run on the CPU between
+copies. Results are compared with the CPU provider's. Seconds are those of the stand-in and are not
+TensorRT's.
 """
 
 import argparse
@@ -42,15 +43,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         libraries = Path(folder) / "libraries"
         build(libraries, include_folder(), real_cuda=True)
-        settings = {"STAND_IN_LOG": f"{folder}/log", "LATENTSYNC_TRT_CACHE_DIR": f"{folder}/engines"}
+        settings = {
+            "STAND_IN_LOG": f"{folder}/log",
+            "LATENTSYNC_TRT_CACHE_DIR": f"{folder}/engines",
+        }
         variables = environment(libraries, settings)
         scenario = {"bundle": str(arguments.bundle.resolve()), "settings": SETTINGS}
         command = ["-m", "tests.tensorrt_stand_in.scenarios", "pictures", json.dumps(scenario)]
-        done = subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *command], env=variables, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(done.stderr)
         rows = {
-            "command": " ".join(["python scripts/stand_in_on_gpu.py", "--bundle", arguments.bundle.name]),
+            "command": " ".join(
+                ["python scripts/stand_in_on_gpu.py", "--bundle", arguments.bundle.name]
+            ),
             "python": platform.python_version(),
             "settings": SETTINGS,
             "answers": json.loads(done.stdout.splitlines()[-1]),

@@ -1,4 +1,5 @@
-"""The child process that builds engines in the background, for a provider "tensorrt" that runs on the CPU.
+"""The child process that builds engines in the background, for a provider "tensorrt" that runs on
+the CPU.
 
 Files beside the cache decide: with `HANG`, a build never ends; with `WAIT`, it waits for `GO`.
 """
@@ -16,9 +17,12 @@ from tests.cache_worker import until
 from tests.compiling import CopyBuilder, compiling_provider
 from tests.stopped_command import FOREVER_S
 
-HANG, WAIT, GO = "hang", "wait", "go"
+HANG = "hang"
+WAIT = "wait"
+GO = "go"
 
-usual_build, usual_work = CopyBuilder.build, session_factory.build
+usual_build = CopyBuilder.build
+usual_work = session_factory.build
 
 
 def build(self: CopyBuilder, graph: str, folder: Path) -> None:

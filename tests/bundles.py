@@ -21,7 +21,8 @@ def make_bundle(folder: Path, precision: Precision = "fp32") -> Bundle:
     (folder / "net.weights").write_bytes(bytes(range(256)))
     graphs = {}
     for name in REQUIRED_GRAPHS:
-        (folder / f"{name}.onnx").write_bytes(bytes([2 << 3 | 2, len(name)]) + name.encode())  # names its producer
+        # names its producer
+        (folder / f"{name}.onnx").write_bytes(bytes([2 << 3 | 2, len(name)]) + name.encode())
         tensors = (TensorEntry("x", "float32", ("windows", 4)),)
         graphs[name] = GraphEntry(f"{name}.onnx", "net.weights", tensors, tensors)
     manifest = Manifest(

@@ -1,11 +1,12 @@
-"""Asks an engine cache for one engine, as a process of its own: `python -m tests.cache_worker CACHE SIGNALS MODE`.
+"""Asks an engine cache for one engine, as a process of its own: `python -m tests.cache_worker CACHE
+SIGNALS MODE`.
 
-MODE "N": a build ends when N other processes wait for it. Files in SIGNALS say which process builds and which wait; the
-result is printed as JSON.
+MODE "N": a build ends when N other processes wait for it. Files in SIGNALS say which process builds
+and which wait; the result is printed as JSON.
 
-MODE "kill ACTION", where processes can be forked: "build", "build again" or "remove" an engine in CACHE/0, CACHE/1, …,
-killed before its first step that changes the disk, its second, …; prints their number as JSON, of which the last is
-not killed.
+MODE "kill ACTION", where processes can be forked: "build", "build again" or "remove" an engine in
+CACHE/0, CACHE/1, …, killed before its first step that changes the disk, its second, …; prints their
+number as JSON, of which the last is not killed.
 """
 
 import itertools
@@ -57,7 +58,16 @@ def until(condition: Any) -> None:
         time.sleep(0.02)
 
 
-_CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "shutil.rmtree")
+_CHANGES = (
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "os.utime",
+    "shutil.rmtree",
+)
 """Names of Python's audit events."""
 
 

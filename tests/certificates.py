@@ -12,7 +12,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 _FLAGS = (
-    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *(
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+    ),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
 
@@ -37,13 +43,22 @@ def p256() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def write_pair(folder: Path, key: CertificateIssuerPrivateKeyTypes, *, days: tuple[int, int] = (-1, 30)) -> Files:
+def write_pair(
+    folder: Path, key: CertificateIssuerPrivateKeyTypes, *, days: tuple[int, int] = (-1, 30)
+) -> Files:
     """A certificate for `key` and its authority's, valid from and to so many days from today."""
     authority = p256()
-    root = _certificate(authority, "Root", authority, "Root", (-100, 100), "key_cert_sign", authority=True)
+    root = _certificate(
+        authority, "Root", authority, "Root", (-100, 100), "key_cert_sign", authority=True
+    )
     leaf = _certificate(key, "Leaf", authority, "Root", days, "digital_signature", authority=False)
-    leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION]), critical=False)
-    chain = [certificate.sign(authority, SHA256()).public_bytes(Encoding.PEM) for certificate in (leaf, root)]
+    leaf = leaf.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION]), critical=False
+    )
+    chain = [
+        certificate.sign(authority, SHA256()).public_bytes(Encoding.PEM)
+        for certificate in (leaf, root)
+    ]
     files = Files(folder / "chain.pem", folder / "key.pem")
     files.cert.write_bytes(b"".join(chain))
     files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -60,7 +75,9 @@ def _certificate(
     *,
     authority: bool,
 ) -> x509.CertificateBuilder:
-    subject, signer = (x509.Name.from_rfc4514_string(f"CN={each},O=Tests") for each in (name, issuer_name))
+    subject, signer = (
+        x509.Name.from_rfc4514_string(f"CN={each},O=Tests") for each in (name, issuer_name)
+    )
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder(signer, subject, key.public_key(), x509.random_serial_number())
@@ -68,6 +85,8 @@ def _certificate(
         .not_valid_after(now + timedelta(days=days[1]))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         .add_extension(x509.KeyUsage(**{flag: flag == usage for flag in _FLAGS}), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
+        )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )

@@ -23,12 +23,23 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.types import ColorTags, Float32Array, Frame, Interval, Picture, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import (
+    ColorTags,
+    Float32Array,
+    Frame,
+    Interval,
+    Picture,
+    UInt8Array,
+    VideoInfo,
+    YuvPlanes,
+)
 from tests.small import small_bundle
 from tests.sounds import spoken, write_parts
 
 HEVC = {"preset": "ultrafast", "x265-params": "log-level=none:bframes=0"}
-"""For libx265, which gives the last pictures of a short clip random stamps if it may reorder them."""
+"""For libx265, which gives the last pictures of a short clip random stamps if it may reorder
+them.
+"""
 
 STAGES = {
     *("open", "encode audio", "decode", "face", "align", "gather"),
@@ -54,7 +65,9 @@ def write_video(
     rotation: tuple[int, bool, bool] | None = None,
     metadata: dict[str, str] | None = None,
 ) -> Path:
-    """Writes RGB, RGBA or ready frames with the tags of `color`; `times` in 1/1000 s make the rate variable."""
+    """Writes RGB, RGBA or ready frames with the tags of `color`; `times` in 1/1000 s make the rate
+    variable.
+    """
     x264 = {"crf": "8", "preset": "ultrafast"} if codec == "libx264" else {}
     with av.open(str(path), "w") as container:
         container.metadata.update(metadata or {})
@@ -65,7 +78,8 @@ def write_video(
         if rotation is not None:
             stream.set_display_rotation(*rotation)
         if color is not None:
-            context.color_primaries, context.color_trc = color.primaries, color.transfer
+            context.color_primaries = color.primaries
+            context.color_trc = color.transfer
             context.colorspace = color.matrix
             context.color_range = {None: 0, False: 1, True: 2}[color.full_range]
         if times is not None:
@@ -74,10 +88,13 @@ def write_video(
             if isinstance(picture, av.VideoFrame):
                 frame = picture
             else:
-                frame = av.VideoFrame.from_ndarray(picture, format="rgb24" if picture.shape[2] == 3 else "rgba")
+                frame = av.VideoFrame.from_ndarray(
+                    picture, format="rgb24" if picture.shape[2] == 3 else "rgba"
+                )
                 frame = frame.reformat(format=pixel_format)
             if index == 0:
-                stream.height, stream.width = frame.height, frame.width
+                stream.height = frame.height
+                stream.width = frame.width
             frame.pts = index if times is None else times[index]
             frame.time_base = 1 / Fraction(fps) if times is None else Fraction(1, 1000)
             container.mux(stream.encode(frame))
@@ -85,14 +102,22 @@ def write_video(
     return path
 
 
-def copied(target: Path, *sources: Path, options: dict[str, str] | None = None, default: int | None = None) -> Path:
-    """The first stream of each source in one file, packets as they are. `options`: the container's; `default`: the only
-    stream that is marked as default."""
+def copied(
+    target: Path, *sources: Path, options: dict[str, str] | None = None, default: int | None = None
+) -> Path:
+    """The first stream of each source in one file, packets as they are. `options`: the container's;
+    `default`: the only stream that is marked as default.
+    """
     with ExitStack() as opened, av.open(str(target), "w", options=options or {}) as container:
         files = [opened.enter_context(av.open(str(source))) for source in sources]
-        streams = [container.add_stream_from_template(file.streams[0], opaque=True) for file in files]  # type: ignore[type-var]
+        streams = [
+            container.add_stream_from_template(file.streams[0], opaque=True) for file in files
+        ]  # type: ignore[type-var]
         for stream in streams if default is not None else ():
-            stream.disposition = Disposition.default if stream.index == default else Disposition(0)
+            if stream.index == default:
+                stream.disposition = Disposition.default
+            else:
+                stream.disposition = Disposition(0)
         for file, stream in zip(files, streams, strict=True):
             for packet in file.demux():
                 if packet.size:
@@ -131,7 +156,9 @@ def open_writer(
     audio_delay_s: Fraction = Fraction(0),
     **options: Any,
 ) -> VideoWriter:
-    """A writer for a source like `info` (or RGB pictures of 96×64), with the encoder of these `SyncOptions`."""
+    """A writer for a source like `info` (or RGB pictures of 96×64), with the encoder of these
+    `SyncOptions`.
+    """
     info = info or picture_info(96, 64, rgb=False)
     sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
     return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), sound)
@@ -147,7 +174,10 @@ def rewritten(source: Path, output: Path, **options: Any) -> VideoWriter:
 
 def half(pictures: Iterable[UInt8Array]) -> Iterator[UInt8Array]:
     """Pictures of half the size, where most of the time would be spent on pixels."""
-    return (np.asarray(cv2.resize(picture, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)) for picture in pictures)
+    return (
+        np.asarray(cv2.resize(picture, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA))
+        for picture in pictures
+    )
 
 
 def write_face(
@@ -170,7 +200,8 @@ def write_face(
 def gif(side_px: int, frames: int) -> bytes:
     """A gray square of 25 frames/s; 23 bytes for each frame."""
     head = b"GIF89a" + struct.pack("<HH", side_px, side_px) + b"\x80\0\0" + b"\x80\x80\x80\0\0\0"
-    control, image = b"\x21\xf9\x04\x04\x04\0\0\0", b"\x2c" + struct.pack("<4H", 0, 0, 1, 1) + b"\0"
+    control = b"\x21\xf9\x04\x04\x04\0\0\0"
+    image = b"\x2c" + struct.pack("<4H", 0, 0, 1, 1) + b"\0"
     return head + frames * (control + image + b"\x02\x02\x44\x01\0") + b"\x3b"
 
 
@@ -202,7 +233,8 @@ def decoded(path: Path) -> list[UInt8Array]:
 def decoded_audio(path: Path) -> tuple[UInt8Array, int]:
     """All samples of the first channel as float, at their time stamps, and the rate."""
     with av.open(str(path)) as container:
-        frames, resampler = list(container.decode(audio=0)), av.AudioResampler("fltp")
+        frames = list(container.decode(audio=0))
+        resampler = av.AudioResampler("fltp")
         pieces = [(frame, resampler.resample(frame)[0].to_ndarray()[0]) for frame in frames]
     rate = frames[0].sample_rate
     starts = [round(float(frame.pts * frame.time_base) * rate) for frame in frames]
@@ -222,7 +254,9 @@ def click_times(path: Path) -> list[float]:
 
 def write_clip(folder: Path, frames: int, *, halved: bool = False) -> tuple[Path, Path]:
     """A face of so many frames, and speech as long."""
-    return write_face(folder / "face.mp4", frames, halved=halved), write_sound(folder / "speech.wav", frames / 25)
+    return write_face(folder / "face.mp4", frames, halved=halved), write_sound(
+        folder / "speech.wav", frames / 25
+    )
 
 
 def untouched_in(jobs: Iterable[FrameJob]) -> list[Interval]:

@@ -1,4 +1,6 @@
-"""A provider that compiles graphs, in place of TensorRT: its engine is a copy of the graph, which the CPU runs."""
+"""A provider that compiles graphs, in place of TensorRT: its engine is a copy of the graph, which
+the CPU runs.
+"""
 
 import shutil
 import time
@@ -32,8 +34,9 @@ class CopySession(Session):
 
 @dataclass
 class CopyBuilder:
-    """A `TensorRTBuilder`. `built`: the graphs it built, in order; `errors`: what "build" or "open" of the full step
-    raises; `free_bytes`: of the GPU, None = unknown."""
+    """A `TensorRTBuilder`. `built`: the graphs it built, in order; `errors`: what "build" or "open"
+    of the full step raises; `free_bytes`: of the GPU, None = unknown.
+    """
 
     level = 3
     bundle: Bundle | None = None
@@ -58,13 +61,20 @@ class CopyBuilder:
 
 
 def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
-    """A machine where "tensorrt" is such a provider, "cuda" does not load and "cpu" does, until `patch` is undone."""
-    builder, obstacle = CopyBuilder(), Obstacle("its libraries do not load", "install them")
+    """A machine where "tensorrt" is such a provider, "cuda" does not load and "cpu" does, until
+    `patch` is undone.
+    """
+    builder = CopyBuilder()
+    obstacle = Obstacle("its libraries do not load", "install them")
 
     def diagnose(provider: Provider, device: int) -> Obstacle | None:
-        return obstacle if provider is CUDA else None
+        if provider is CUDA:
+            return obstacle
+        return None
 
-    patch.setattr(session_factory, "TensorRTBuilder", lambda bundle, *_: replace(builder, bundle=bundle))
+    patch.setattr(
+        session_factory, "TensorRTBuilder", lambda bundle, *_: replace(builder, bundle=bundle)
+    )
     patch.setattr(Selection, "device", "cpu")
     patch.setattr(gpu, "gpus", lambda: (RTX,))
     patch.setattr(select, "diagnose_provider", diagnose)

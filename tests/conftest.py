@@ -38,13 +38,20 @@ THOROUGH = "--thorough"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """A flag for long runs of the tests that search at random."""
-    parser.addoption(THOROUGH, action="store_true", help="many more random examples and damaged files; takes an hour")
+    parser.addoption(
+        THOROUGH,
+        action="store_true",
+        help="many more random examples and damaged files; takes an hour",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settings that the processes of tests inherit, too."""
-    # Derandomized: a run must not fail by chance for a change that is not at fault; `--thorough` searches anew.
-    settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True, database=None)
+    # Derandomized: a run must not fail by chance for a change that is not at fault; `--thorough`
+    # searches anew.
+    settings.register_profile(
+        "quick", max_examples=50, deadline=None, derandomize=True, database=None
+    )
     settings.register_profile("thorough", max_examples=5000, deadline=None, database=None)
     settings.load_profile("thorough" if config.getoption(THOROUGH) else "quick")
     # Each child would compile the whole package.
@@ -59,7 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where all tests, and the processes they start, keep engines: never in the cache of whoever runs them."""
+    """Where all tests, and the processes they start, keep engines: never in the cache of whoever
+    runs them.
+    """
     folder = tmp_path_factory.mktemp("engines")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(folder))
@@ -99,10 +108,14 @@ def exports(request: pytest.FixtureRequest) -> ExportCache:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of recorded reference numbers and clips that lies beside the repository; not part of it."""
+    """The folder of recorded reference numbers and clips that lies beside the repository; not part
+    of it.
+    """
     folder = REPOSITORY.parent / "shared"
     if not (folder / "reference" / "README.md").is_file():
-        pytest.skip("needs the reference recordings in ../shared, which are not part of the repository")
+        pytest.skip(
+            "needs the reference recordings in ../shared, which are not part of the repository"
+        )
     return folder
 
 
@@ -125,9 +138,13 @@ def three_windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 
 @pytest.fixture(scope="session")
-def three_windows_synced(three_windows: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> UInt8Array:
+def three_windows_synced(
+    three_windows: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> UInt8Array:
     """What a usual run with `LOSSLESS` makes of them."""
-    return synced(three_windows, tmp_path_factory.mktemp("three_windows_synced") / "out.mkv", LOSSLESS)
+    return synced(
+        three_windows, tmp_path_factory.mktemp("three_windows_synced") / "out.mkv", LOSSLESS
+    )
 
 
 @pytest.fixture
@@ -153,12 +170,18 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
-    """The GPUs of this machine, on which all providers load but those that are named "broken"; a test may change it."""
+    """The GPUs of this machine, on which all providers load but those that are named "broken"; a
+    test may change it.
+    """
     found = [Gpu(number, "GPU", "9.0", 10**10) for number in range(3)]
 
     def diagnose(provider: Provider, number: int = 0) -> Obstacle | None:
-        broken = provider is not CPU and any(each.name == "broken" for each in found if each.index == number)
-        return Obstacle("it is broken", "mend it") if broken else None
+        broken = provider is not CPU and any(
+            each.name == "broken" for each in found if each.index == number
+        )
+        if broken:
+            return Obstacle("it is broken", "mend it")
+        return None
 
     monkeypatch.setattr(gpu, "gpus", lambda: tuple(found))
     monkeypatch.setattr(select, "diagnose_provider", diagnose)

@@ -1,7 +1,8 @@
 """Small whole files of many formats, and what comes of reading damaged ones.
 
-`python -m tests.damaged FOLDER COUNT` is a process of its own, as a file may end it; it prints a line for each file:
-what is wrong, and for each way to read it whether that succeeded. Files that something is wrong with stay in FOLDER.
+`python -m tests.damaged FOLDER COUNT` is a process of its own, as a file may end it; it prints a
+line for each file: what is wrong, and for each way to read it whether that succeeded. Files that
+something is wrong with stay in FOLDER.
 """
 
 import faulthandler
@@ -54,7 +55,14 @@ FORMATS = [
     Format("mp4", "libx264", "aac"),
     Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
     Format("mkv", "ffv1", "flac"),
-    Format("webm", "libvpx-vp9", "libopus", "yuv420p", 48_000, {"cpu-used": "8", "deadline": "realtime"}),
+    Format(
+        "webm",
+        "libvpx-vp9",
+        "libopus",
+        "yuv420p",
+        48_000,
+        {"cpu-used": "8", "deadline": "realtime"},
+    ),
     Format("ts", "mpeg2video", "mp2"),
     Format("avi", "mpeg4", "libmp3lame"),
     Format("wav", "", "pcm_s16le"),
@@ -68,12 +76,18 @@ FORMATS = [
 def write_seed(folder: Path, form: Format) -> Path:
     """One second of a moving gradient and of noise."""
     columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
-    waves = (np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1) for index in range(25))
+    waves = (
+        np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1)
+        for index in range(25)
+    )
     with TemporaryDirectory() as parts:
         video, sound = (Path(parts) / f"{kind}.{form.suffix}" for kind in ("video", "sound"))
         if form.video:
-            frames, options = (wave.astype(np.uint8) for wave in waves), {"g": "8", **form.options}
-            write_video(video, frames, codec=form.video, pixel_format=form.pixel_format, options=options)
+            frames = (wave.astype(np.uint8) for wave in waves)
+            options = {"g": "8", **form.options}
+            write_video(
+                video, frames, codec=form.video, pixel_format=form.pixel_format, options=options
+            )
         if form.audio:
             write_sound(sound, 1, rate_hz=form.rate_hz, codec=form.audio)
         return copied(folder / f"seed.{form.suffix}", *filter(Path.exists, (video, sound)))
@@ -82,7 +96,9 @@ def write_seed(folder: Path, form: Format) -> Path:
 def _place(size: int, chance: random.Random) -> int:
     """A byte of the file, mostly in its first or last kilobyte, where headers and indexes are."""
     end = min(size, 1024)
-    return chance.choice([chance.randrange(end), size - 1 - chance.randrange(end), chance.randrange(size)])
+    return chance.choice(
+        [chance.randrange(end), size - 1 - chance.randrange(end), chance.randrange(size)]
+    )
 
 
 def _flip_bits(content: bytearray, chance: random.Random) -> None:
@@ -90,12 +106,27 @@ def _flip_bits(content: bytearray, chance: random.Random) -> None:
         content[_place(len(content), chance)] ^= 1 << chance.randrange(8)
 
 
-_NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
+_NUMBERS = (
+    0,
+    1,
+    2,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    0x10000,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFE,
+    0xFFFFFFFF,
+)
 
 
 def _write_number(content: bytearray, chance: random.Random) -> None:
     for _ in range(chance.choice([1, 1, 4])):
-        start, size = _place(len(content), chance), chance.choice([2, 4, 8])
+        start = _place(len(content), chance)
+        size = chance.choice([2, 4, 8])
         number = chance.choice(_NUMBERS) % (1 << 8 * size)
         content[start : start + size] = number.to_bytes(size, chance.choice(["big", "little"]))
 
@@ -115,14 +146,17 @@ _DAMAGES = (_flip_bits, _write_number, _cut, _cut_out, _write_number, _flip_bits
 
 def _read_damaged(number: int, folder: Path) -> tuple[list[str], list[bool]]:
     """Makes file `number` and reads it in all ways: what is wrong, and which of them succeeded."""
-    chance, room, before_bytes = random.Random(number), folder / f"of {number}", _peak_bytes()
+    chance = random.Random(number)
+    room = folder / f"of {number}"
+    before_bytes = _peak_bytes()
     seed = folder / f"seed.{FORMATS[number % len(FORMATS)].suffix}"
     content = bytearray(seed.read_bytes())
     chance.choice(_DAMAGES)(content, chance)
     room.mkdir()
     path = room / f"damaged{seed.suffix}"
     path.write_bytes(content)
-    problems, succeeded = [], []
+    problems = []
+    succeeded = []
     for name, read in WAYS.items():
         if name.startswith("write") and number % 3:
             continue  # the slowest ways, for a part of the files
@@ -150,7 +184,9 @@ def _peak_bytes() -> int:
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _probe(path: Path) -> None:
@@ -189,7 +225,9 @@ def _blocks(path: Path) -> None:
 def _write(path: Path, suffix: str) -> None:
     output = path.with_name(f"out{suffix}")
     try:
-        write_pictures(output, (np.full((16, 16, 3), 10 * index, np.uint8) for index in range(10)), audio=path)
+        write_pictures(
+            output, (np.full((16, 16, 3), 10 * index, np.uint8) for index in range(10)), audio=path
+        )
     finally:
         assert not [item for item in output.parent.iterdir() if item not in (path, output)]
     with av.open(str(output)) as written:

@@ -45,7 +45,8 @@ class Device:
 
 def watched_device(patch: pytest.MonkeyPatch) -> Device:
     """Counts what is opened until `patch` is undone."""
-    device, usual = Device(), SessionFactory.open
+    device = Device()
+    usual = SessionFactory.open
 
     def opened(factory: SessionFactory, graph: str, **options: Any) -> OpenedEngine:
         engine = usual(factory, graph, **options)
@@ -59,14 +60,17 @@ def watched_device(patch: pytest.MonkeyPatch) -> Device:
 def out_of_memory() -> RuntimeError:
     """What ONNX Runtime raises."""
     return RuntimeError(
-        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: bfc_arena.cc:359 "
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : "
+        "Exception during initialization: bfc_arena.cc:359 "
         "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) "
         "Failed to allocate memory for requested buffer of size 1073741824"
     )
 
 
 class DemoModels:
-    """Opens models whose engines lie in `cache`; closes them at the end of its block. `notices`: what they told."""
+    """Opens models whose engines lie in `cache`; closes them at the end of its block. `notices`:
+    what they told.
+    """
 
     def __init__(self, cache: Path) -> None:
         self.notices: list[str] = []
@@ -74,7 +78,9 @@ class DemoModels:
         self._bundle = Bundle.load(small_bundle(), verify=False)
         self._opened: list[Model] = []
 
-    def __call__(self, selection: Selection = CPU, graphs: Sequence[str] = GRAPHS, **options: Any) -> Model:
+    def __call__(
+        self, selection: Selection = CPU, graphs: Sequence[str] = GRAPHS, **options: Any
+    ) -> Model:
         settings = RuntimeOptions(**{"engine_cache": self._cache} | options)
         model = open_model(self._bundle, selection, settings, graphs, self.notices.append)
         self._opened.append(model)

@@ -1,7 +1,9 @@
-"""Dialogues composed of people who were filmed while they spoke, with their own sound: it is known who speaks when.
+"""Dialogues composed of people who were filmed while they spoke, with their own sound: it is known
+who speaks when.
 
-A person is a part of a clip, played at its own pace with its sound while the person speaks, and else as a listener:
-held, slowly moved, or slowed. All follow one another without a jump, until the next cut.
+A person is a part of a clip, played at its own pace with its sound while the person speaks, and
+else as a listener: held, slowly moved, or slowed. All follow one another without a jump, until the
+next cut.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,7 +36,8 @@ _PER_FRAME = RATE_HZ // MODEL_FPS
 _SLOW = 0.25
 _GRAIN = 2.0
 
-# Left, top and side of the square around the head, and the middle of the mouth in it, as a part of the side.
+# Left, top and side of the square around the head, and the middle of the mouth in it, as a part of
+# the side.
 _PLACES = {1: (340, 500, 520), 2: (200, 170, 660), 3: (330, 390, 520)}
 PORTRAIT = 0
 """The built-in portrait, which only listens."""
@@ -42,7 +45,9 @@ PORTRAIT = 0
 
 @dataclass(frozen=True)
 class Part:
-    """For so long, people do what `ways` say, from left to right; `voice`: somebody outside the picture speaks."""
+    """For so long, people do what `ways` say, from left to right; `voice`: somebody outside the
+    picture speaks.
+    """
 
     lasts_s: float
     ways: dict[int, Way]
@@ -54,14 +59,19 @@ class Part:
 class Dialogue:
     """`sound`: what is heard, or nothing, or only music."""
 
-    def __init__(self, name: str, *parts: Part, sound: Literal["voices", "none", "music"] = "voices") -> None:
-        self.name, self.parts, self.sound = name, parts, sound
+    def __init__(
+        self, name: str, *parts: Part, sound: Literal["voices", "none", "music"] = "voices"
+    ) -> None:
+        self.name = name
+        self.parts = parts
+        self.sound = sound
 
 
 @dataclass(frozen=True)
 class Written:
-    """`speaker (n,)` of each frame at 25 per second: who speaks, −1 = from outside, −2 = nobody; `places`: from the
-    left of the picture to the right, who is where."""
+    """`speaker (n,)` of each frame at 25 per second: who speaks, −1 = from outside, −2 = nobody;
+    `places`: from the left of the picture to the right, who is where.
+    """
 
     path: Path
     speaker: np.ndarray
@@ -73,22 +83,33 @@ class Cast:
     """The people, as pictures `(320, 320, 3)` at 25 per second until `end_s`, and their sound."""
 
     def __init__(self, assets: Path, detector: MediaPipeDetector, end_s: int = 20) -> None:
-        self._assets, self._detector, self._end_s = assets, detector, Fraction(end_s)
+        self._assets = assets
+        self._detector = detector
+        self._end_s = Fraction(end_s)
         self.mouth = cache(self._mouth)
-        self.pictures, self.sound, self.spoken = cache(self._pictures), cache(self._sound), cache(self._spoken)
+        self.pictures, self.sound, self.spoken = (
+            cache(self._pictures),
+            cache(self._sound),
+            cache(self._spoken),
+        )
 
     def _clip(self, who: int) -> Path:
         """A negative number is of a voice alone."""
         return self._assets / (f"demo{who}_video.mp4" if who > 0 else f"demo{-who}_audio.wav")
 
     def _pictures(self, who: int) -> list[UInt8Array]:
-        shown: Iterable[UInt8Array] = islice(camera_frames(self._end_s), int(self._end_s * MODEL_FPS))
+        shown: Iterable[UInt8Array] = islice(
+            camera_frames(self._end_s), int(self._end_s * MODEL_FPS)
+        )
         if who != PORTRAIT:
             left, top, side = _PLACES[who]
             read = read_frames(self._clip(who), Playback(Fraction(MODEL_FPS), self._end_s))
             shown = (frame.picture[top : top + side, left : left + side] for frame in read)
         size = (SIDE_PX, SIDE_PX)
-        return [np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), np.uint8) for frame in shown]
+        return [
+            np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), np.uint8)
+            for frame in shown
+        ]
 
     def _mouth(self, who: int, frame: int) -> Float32Array:
         mesh = self._detector.detect(self.pictures(who)[frame])[0].landmarks
@@ -105,17 +126,26 @@ class Cast:
 
 def compose(cast: Cast, dialogue: Dialogue, path: Path) -> Written:
     """Writes the clip as H.264 and AAC."""
-    sound, speaker, places = list[Float32Array](), list[int](), list[tuple[int, ...]]()
+    sound = list[Float32Array]()
+    speaker = list[int]()
+    places = list[tuple[int, ...]]()
     width_px = SIDE_PX * max(len(part.ways) for part in dialogue.parts)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=MODEL_FPS, options={"crf": "20", "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = width_px, SIDE_PX, "yuv420p"
+        stream = container.add_stream(
+            "libx264", rate=MODEL_FPS, options={"crf": "20", "preset": "ultrafast"}
+        )
+        stream.width = width_px
+        stream.height = SIDE_PX
+        stream.pix_fmt = "yuv420p"
         packets = []
         for picture in _pictures(cast, dialogue, width_px, sound, speaker, places):
             packets += stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24"))
         packets += stream.encode(None)
         if dialogue.sound != "none":
-            heard = _music(len(speaker)) if dialogue.sound == "music" else np.concatenate(sound)
+            if dialogue.sound == "music":
+                heard = _music(len(speaker))
+            else:
+                heard = np.concatenate(sound)
             packets += sound_packets(container, [(0, heard)], codec="aac", rate_hz=RATE_HZ)
         for packet in packets:
             container.mux(packet)
@@ -131,14 +161,18 @@ def _pictures(
     places: list[tuple[int, ...]],
 ) -> Iterator[UInt8Array]:
     at: dict[int, float] = {}
-    grains = np.rint(np.random.default_rng(3).normal(0, _GRAIN, (5, SIDE_PX, SIDE_PX, 1))).astype(np.int16)
+    grains = np.rint(np.random.default_rng(3).normal(0, _GRAIN, (5, SIDE_PX, SIDE_PX, 1))).astype(
+        np.int16
+    )
     for number, part in enumerate(dialogue.parts):
         for who in part.ways:
             if who in part.from_s or who not in at:
                 at[who] = part.from_s.get(who, 0.0) * MODEL_FPS
         voice_at = round(1.5 * number * MODEL_FPS)
         for index in range(round(part.lasts_s * MODEL_FPS)):
-            heads, heard, says = [], np.zeros(_PER_FRAME, np.float32), -2
+            heads = []
+            heard = np.zeros(_PER_FRAME, np.float32)
+            says = -2
             for who, way in part.ways.items():
                 frame = round(at[who])
                 head = cast.pictures(who)[frame]
@@ -146,13 +180,19 @@ def _pictures(
                     head = mouth_moved(head, way, index, cast.mouth(who, frame))
                 elif way in ("nods", "turns"):
                     head = moved(head, way, index)
-                heads.append(np.clip(head + grains[(index + who) % len(grains)], 0, 255).astype(np.uint8))
+                heads.append(
+                    np.clip(head + grains[(index + who) % len(grains)], 0, 255).astype(np.uint8)
+                )
                 if way == "speaks":
                     heard = heard + cast.sound(who)[frame * _PER_FRAME :][:_PER_FRAME]
                     says = who if cast.spoken(who)[frame] else says
-                at[who] += {"speaks": 1, "mute": 1, "slow": _SLOW}.get(way, 1.0 if who == PORTRAIT else 0.0)
+                at[who] += {"speaks": 1, "mute": 1, "slow": _SLOW}.get(
+                    way, 1.0 if who == PORTRAIT else 0.0
+                )
             if part.voice is not None:
-                heard = heard + cast.sound(part.voice)[(voice_at + index) * _PER_FRAME :][:_PER_FRAME]
+                heard = (
+                    heard + cast.sound(part.voice)[(voice_at + index) * _PER_FRAME :][:_PER_FRAME]
+                )
                 says = -1 if cast.spoken(part.voice)[voice_at + index] else says
             sound.append(heard)
             speaker.append(says)
@@ -181,29 +221,42 @@ def moved(head: UInt8Array, way: Way, index: int) -> UInt8Array:
         turn[1] *= 1 + 0.04 * np.sin(1.1 * phase)
         shift = np.array([3 * np.sin(0.4 * phase), 7 * np.sin(1.1 * phase)])
     else:
-        turn = np.array([[1 - 0.12 * (1 - np.cos(0.5 * phase)), 0.0], [0.05 * np.sin(0.5 * phase), 1.0]])
+        turn = np.array(
+            [[1 - 0.12 * (1 - np.cos(0.5 * phase)), 0.0], [0.05 * np.sin(0.5 * phase), 1.0]]
+        )
         shift = np.array([12 * np.sin(0.5 * phase), 0.0])
     matrix = np.column_stack([turn, middle - turn @ middle + shift])
-    return np.asarray(cv2.warpAffine(head, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REPLICATE), np.uint8)
+    return np.asarray(
+        cv2.warpAffine(head, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REPLICATE), np.uint8
+    )
 
 
 def mouth_moved(head: UInt8Array, way: Way, index: int, mouth: Float32Array) -> UInt8Array:
-    """The jaw dropped by up to 12 px, or the mouth as much wider, which is at `mouth (2,)`, as in `moved`."""
+    """The jaw dropped by up to 12 px, or the mouth as much wider, which is at `mouth (2,)`, as in
+    `moved`.
+    """
     share = 0.5 - 0.5 * np.cos(2 * np.pi * index / MODEL_FPS * (1.2 if way == "chews" else 0.3))
     y, x = np.mgrid[0:SIDE_PX, 0:SIDE_PX].astype(np.float32)
-    across, down = x - mouth[0], y - mouth[1]
+    across = x - mouth[0]
+    down = y - mouth[1]
     near = np.exp(-np.square(across / 45) - np.square(down / 30))
     if way == "chews":
-        y = y - 12 * share * np.exp(-np.square(across / 45) - np.square(down / 45)) * np.clip((down + 4) / 8, 0, 1)
+        y = y - 12 * share * np.exp(-np.square(across / 45) - np.square(down / 45)) * np.clip(
+            (down + 4) / 8, 0, 1
+        )
     else:
-        x, y = x - 0.25 * share * across * near, y + 6 * share * near * (np.abs(across) / 25).clip(0, 1)
+        x = x - 0.25 * share * across * near
+        y = y + 6 * share * near * (np.abs(across) / 25).clip(0, 1)
     return np.asarray(cv2.remap(head, np.float32(x), np.float32(y), cv2.INTER_LINEAR), np.uint8)
 
 
 def _music(frames: int) -> Float32Array:
     """Three tones that swell."""
     times_s = np.arange(frames * _PER_FRAME) / RATE_HZ
-    tones = [np.sin(2 * np.pi * hz * times_s) * (0.6 + 0.4 * np.sin(2 * np.pi * times_s / 3)) for hz in (220, 277, 330)]
+    tones = [
+        np.sin(2 * np.pi * hz * times_s) * (0.6 + 0.4 * np.sin(2 * np.pi * times_s / 3))
+        for hz in (220, 277, 330)
+    ]
     return np.asarray(0.1 * np.sum(tones, axis=0), np.float32)
 
 

@@ -1,4 +1,6 @@
-"""Exported bundles on disk, so that test processes and later runs do not export the same networks again."""
+"""Exported bundles on disk, so that test processes and later runs do not export the same networks
+again.
+"""
 
 import hashlib
 import inspect
@@ -30,14 +32,16 @@ class ExportCache:
         self._folder = folder
 
     def bundle(self, name: str, make: Callable[[Path], object]) -> Path:
-        """The bundle `name`, a folder that is alone in its parent; `make` writes it where it is missing.
+        """The bundle `name`, a folder that is alone in its parent; `make` writes it where it is
+        missing.
 
         The result is shared: copy it before changing it.
         """
         place = self._folder / name / _digest([*_sources(), Path(inspect.getfile(make))])
         with FileLock(self._folder / f"{name}.lock"):
             if not place.is_dir():
-                shutil.rmtree(place.parent, ignore_errors=True)  # other versions of the code go, too
+                # other versions of the code go, too
+                shutil.rmtree(place.parent, ignore_errors=True)
                 staged = place.with_name("part")
                 staged.mkdir(parents=True)
                 make(staged / "bundle")
@@ -50,7 +54,9 @@ def _sources() -> Iterable[Path]:
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256("\n".join(f"{name} {distribution_version(name)}" for name in _MADE_BY).encode())
+    digest = hashlib.sha256(
+        "\n".join(f"{name} {distribution_version(name)}" for name in _MADE_BY).encode()
+    )
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

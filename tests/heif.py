@@ -42,22 +42,35 @@ def _coded(pictures: list[UInt8Array]) -> tuple[bytes, list[bytes]]:
 
 
 def write_heif(
-    path: Path, rgb: UInt8Array, tile_px: int, properties: tuple[bytes, ...] = (), *, small_first: bool = False
+    path: Path,
+    rgb: UInt8Array,
+    tile_px: int,
+    properties: tuple[bytes, ...] = (),
+    *,
+    small_first: bool = False,
 ) -> Path:
     """Writes a photo `(H, W, 3)` in square tiles, which reach over its right and lower edge.
 
     Args:
-        properties: boxes of the whole photo, such as its rotation. small_first: a dark thumbnail comes first.
+        properties: boxes of the whole photo, such as its rotation. small_first: a dark thumbnail
+            comes first.
     """
     height, width = rgb.shape[:2]
-    rows, columns = -(-height // tile_px), -(-width // tile_px)
-    whole = np.pad(rgb, ((0, rows * tile_px - height), (0, columns * tile_px - width), (0, 0)), "edge")
+    rows = -(-height // tile_px)
+    columns = -(-width // tile_px)
+    whole = np.pad(
+        rgb, ((0, rows * tile_px - height), (0, columns * tile_px - width), (0, 0)), "edge"
+    )
     corners = product(range(0, rows * tile_px, tile_px), range(0, columns * tile_px, tile_px))
     tiles = [whole[y : y + tile_px, x : x + tile_px] for y, x in corners][::-1]  # not as they lie
     settings, coded = _coded([np.zeros_like(tiles[0]), *tiles] if small_first else tiles)
     items = range(10, 10 + len(coded))
-    whole_id, parts = 5, items[:0:-1] if small_first else items[::-1]
-    described = [_full(b"infe", 2, _ids("HH", item, 0), b"hvc1", b"\0", flags=int(item in parts)) for item in items]
+    whole_id = 5
+    parts = items[:0:-1] if small_first else items[::-1]
+    described = [
+        _full(b"infe", 2, _ids("HH", item, 0), b"hvc1", b"\0", flags=int(item in parts))
+        for item in items
+    ]
     described.append(_full(b"infe", 2, _ids("HH", whole_id, 0), b"grid", b"\0"))
     refers = [box(b"dimg", _ids("HH", whole_id, len(parts)), *[_ids("H", item) for item in parts])]
     if small_first:
@@ -65,11 +78,14 @@ def write_heif(
     sizes = [_full(b"ispe", 0, _ids("II", *size)) for size in ((tile_px, tile_px), (width, height))]
     of_tiles = [_ids("H", item) + b"\x02\x81\x02" for item in items]
     of_whole = bytes([1 + len(properties), 3, *range(4, 4 + len(properties))])
-    associated = _full(b"ipma", 0, _ids("I", 1 + len(items)), *of_tiles, _ids("H", whole_id), of_whole)
+    associated = _full(
+        b"ipma", 0, _ids("I", 1 + len(items)), *of_tiles, _ids("H", whole_id), of_whole
+    )
     grid = bytes([0, 0, rows - 1, columns - 1]) + _ids("HH", width, height)
 
     def meta(from_byte: int) -> bytes:
-        places, at = list[bytes](), from_byte
+        places = list[bytes]()
+        at = from_byte
         for item, content in zip(items, coded, strict=True):
             places.append(_ids("HHHHII", item, 0, 0, 1, at, len(content)))
             at += len(content)

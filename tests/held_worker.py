@@ -1,4 +1,6 @@
-"""Children for `WorkerHandle` whose clips do as files beside their outputs say, and one that dies while it opens."""
+"""Children for `WorkerHandle` whose clips do as files beside their outputs say, and one that dies
+while it opens.
+"""
 
 import ctypes
 import os
@@ -18,20 +20,24 @@ LARGE_BYTES = 400_000_000
 
 
 class Held:
-    """Clips end when their output exists; the one named large takes `LARGE_BYTES` when "grow" exists, the one named
-    crash ends its process by a signal when "crash" exists, and the one named stuck hangs in native code that keeps the
-    interpreter's lock."""
+    """Clips end when their output exists; the one named large takes `LARGE_BYTES` when "grow"
+    exists, the one named crash ends its process by a signal when "crash" exists, and the one named
+    stuck hangs in native code that keeps the interpreter's lock.
+    """
 
     provider = "cuda"
 
     def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None]) -> None:
         on_notice("opens")
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: Event) -> dict[str, Any]:
+    def run(
+        self, task: Task, on_progress: Callable[[Progress], None], canceled: Event
+    ) -> dict[str, Any]:
         on_progress(Progress("lip-sync", 1, 2))
         if task.id == "stuck":
             ctypes.PyDLL(None).sleep(600)
-        output, held = Path(task.output), list[bytes]()
+        output = Path(task.output)
+        held = list[bytes]()
         while not output.exists():
             if task.id == "large" and not held and output.with_name("grow").exists():
                 held.append(b"x" * LARGE_BYTES)

@@ -1,4 +1,6 @@
-"""A hub of models on this machine: the part of the Hugging Face hub's protocol that a download needs."""
+"""A hub of models on this machine: the part of the Hugging Face hub's protocol that a download
+needs.
+"""
 
 import hashlib
 import re
@@ -22,8 +24,8 @@ _ADDRESS = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.*)")
 class Hub(ThreadingHTTPServer):
     """`files`: repository → name → content. What a test may change:
 
-    `cut_at`: the number of bytes of a file after which a response ends, once for each number. `status`: what every
-    request is answered with, if not 0.
+    `cut_at`: the number of bytes of a file after which a response ends, once for each number.
+    `status`: what every request is answered with, if not 0.
     """
 
     daemon_threads = True
@@ -43,13 +45,19 @@ class Hub(ThreadingHTTPServer):
 
     def gets(self, name: str) -> list[str]:
         """The `Range` of every request for the content of a file, "" where there is none."""
-        asked = (headers for method, path, headers in self.requests if method == "GET" and path.endswith(name))
+        asked = (
+            headers
+            for method, path, headers in self.requests
+            if method == "GET" and path.endswith(name)
+        )
         return [headers.get("range", "") for headers in asked]
 
 
 @contextmanager
 def hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
-    """A running hub, which $HF_ENDPOINT seems to name, and whose files are those that are pinned."""
+    """A running hub, which $HF_ENDPOINT seems to name, and whose files are those that are
+    pinned.
+    """
     with Hub(files) as server, at_endpoint(server.url) as patch:
         for repository in (*LATENTSYNC.values(), VAE):
             for name, content in files.get(repository.name, {}).items():
@@ -61,13 +69,20 @@ def hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
 
 @contextmanager
 def at_endpoint(url: str) -> Iterator[pytest.MonkeyPatch]:
-    """As $HF_ENDPOINT, which is read when the hub's library is imported. Chunks are small, as its retries are quick."""
+    """As $HF_ENDPOINT, which is read when the hub's library is imported. Chunks are small, as its
+    retries are quick.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("HF_TOKEN", raising=False)
         patch.setattr(constants, "ENDPOINT", url)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)
-        patch.setattr(_http, "time", SimpleNamespace(**vars(time) | {"sleep": lambda _: None}))  # between its retries
+        # between its retries
+        patch.setattr(_http, "time", SimpleNamespace(**vars(time) | {"sleep": lambda _: None}))
         yield patch
 
 
@@ -84,8 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self) -> None:
-        hub, path = self.server, self.path.partition("?")[0]
-        hub.requests.append((self.command, self.path, {name.lower(): value for name, value in self.headers.items()}))
+        hub = self.server
+        path = self.path.partition("?")[0]
+        hub.requests.append(
+            (self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+        )
         found = _ADDRESS.fullmatch(path)
         if hub.status or found is None:
             self._answer(hub.status or 404, {}, b"")
@@ -94,13 +112,18 @@ class _Handler(BaseHTTPRequestHandler):
         content = hub.files[name][file]
         start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") : -1])
         facts = {"X-Repo-Commit": revision, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-        part = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        if start:
+            part = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+        else:
+            part = {}
         cut = hub.cut_at.pop(0) - start if hub.cut_at and self.command == "GET" else None
         self._answer(206 if start else 200, facts | part, content[start:], cut)
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _answer(self, status: int, headers: Mapping[str, str], body: bytes, end: int | None = None) -> None:
+    def _answer(
+        self, status: int, headers: Mapping[str, str], body: bytes, end: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)

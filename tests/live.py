@@ -15,19 +15,27 @@ from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt16Array, VideoInfo, YuvPlanes
 
-IDLE, PAINTED = 0, 1
+IDLE = 0
+PAINTED = 1
 LOOP = 7
 
 
 def planes_of(kind: int, position: int, share: float = 1.0) -> YuvPlanes:
-    """A picture that tells what it is: its kind, index or position, and quarters of the painted face."""
+    """A picture that tells what it is: its kind, index or position, and quarters of the painted
+    face.
+    """
     y = np.array([[kind, position % 251], [round(4 * share), 0]], np.uint8)
     return YuvPlanes(y, y[:1, :1], y[:1, :1], ColorTags())
 
 
 def toy_loop() -> IdleLoop:
     info = VideoInfo(2, 2, Fraction(LOOP, 25), "yuv420p", False, Fraction(1))
-    return IdleLoop(info, tuple(planes_of(IDLE, index) for index in range(LOOP)), (), np.zeros((LOOP, 0), np.float32))
+    return IdleLoop(
+        info,
+        tuple(planes_of(IDLE, index) for index in range(LOOP)),
+        (),
+        np.zeros((LOOP, 0), np.float32),
+    )
 
 
 class ToyPainter:
@@ -37,7 +45,9 @@ class ToyPainter:
         self.windows: list[tuple[Sequence[PlannedFrame], int]] = []
         self.error = error
 
-    def latents(self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+    def latents(
+        self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]
+    ) -> Float32Array:
         check()
         if self.error is not None:
             raise self.error
@@ -97,10 +107,14 @@ def toy_session(
     paint_s: float = 0.0,
     **options: Any,
 ) -> LiveSession:
-    """A session that paints at once, or in `painting`, under a clock that stands still, or `now`."""
+    """A session that paints at once, or in `painting`, under a clock that stands still, or
+    `now`.
+    """
     made: Any = painter or ToyPainter()
     executors = painting or Inline(), Inline()
-    return LiveSession(made, toy_loop(), LiveOptions(**options), executors=executors, now=now, paint_s=paint_s)
+    return LiveSession(
+        made, toy_loop(), LiveOptions(**options), executors=executors, now=now, paint_s=paint_s
+    )
 
 
 def take(session: LiveSession, count: int) -> list[LiveFrame]:
@@ -118,7 +132,8 @@ def until_idle(session: LiveSession) -> list[LiveFrame]:
 def kinds(frames: Sequence[LiveFrame]) -> str:
     """A letter a frame: painted with speech (s) or without (q), idle (.), late (L)."""
     return "".join(
-        "L" if each.late else "." if each.planes.y[0, 0] == IDLE else "s" if each.speaking else "q" for each in frames
+        "L" if each.late else "." if each.planes.y[0, 0] == IDLE else "s" if each.speaking else "q"
+        for each in frames
     )
 
 
@@ -128,14 +143,17 @@ def shares(frames: Sequence[LiveFrame]) -> list[int]:
 
 
 def voice(seconds: float, rate_hz: int = 16_000, seed: int = 0) -> Float32Array:
-    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate_hz))).astype(np.float32)
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate_hz))).astype(
+        np.float32
+    )
 
 
 class PictureLoop:
     """A dark idle clip that can be encoded."""
 
     def __init__(self, info: VideoInfo) -> None:
-        self.info, self.planes = info, [flat_planes(info, 40)] * 5
+        self.info = info
+        self.planes = [flat_planes(info, 40)] * 5
 
     def index(self, position: int) -> int:
         return position % len(self.planes)

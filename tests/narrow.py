@@ -1,4 +1,6 @@
-"""The narrowest real networks, with seeded random weights, written as the checkpoints that users have."""
+"""The narrowest real networks, with seeded random weights, written as the checkpoints that users
+have.
+"""
 
 import math
 from dataclasses import replace
@@ -35,7 +37,8 @@ WHISPER = WhisperConfig(mels=80, positions=1500, width=AUDIO_WIDTH, heads=2, blo
 
 
 def randomize(network: nn.Module, seed: int = SEED) -> None:
-    """Gives every parameter and buffer seeded values that keep activations near one; norms near the identity.
+    """Gives every parameter and buffer seeded values that keep activations near one; norms near the
+    identity.
 
     The values have three bits of mantissa, so that the test bundle is a fourth of its size in git.
     """
@@ -48,11 +51,15 @@ def randomize(network: nn.Module, seed: int = SEED) -> None:
             elif tensor.ndim == 1 or name.endswith((".pe", "positional_embedding")):
                 tensor.copy_(0.1 * noise)
             else:
-                tensor.copy_(noise / math.sqrt(tensor[0].numel() if tensor.ndim > 2 else tensor.shape[0]))
+                tensor.copy_(
+                    noise / math.sqrt(tensor[0].numel() if tensor.ndim > 2 else tensor.shape[0])
+                )
             tensor.copy_(tensor.to(torch.float8_e4m3fn))
 
 
-def write_unet(path: Path, config: UNetConfig = UNET, extra: dict[str, Tensor] | None = None) -> Path:
+def write_unet(
+    path: Path, config: UNetConfig = UNET, extra: dict[str, Tensor] | None = None
+) -> Path:
     """A `latentsync_unet.pt`."""
     network = UNet(config)
     randomize(network)
@@ -75,17 +82,29 @@ def make_vae(widths: tuple[int, ...] = VAE_WIDTHS, **config: Any) -> Any:
     return vae
 
 
-def write_sources(folder: Path, unet: UNetConfig = UNET, vae_widths: tuple[int, ...] = VAE_WIDTHS) -> Sources:
+def write_sources(
+    folder: Path, unet: UNetConfig = UNET, vae_widths: tuple[int, ...] = VAE_WIDTHS
+) -> Sources:
     """All three checkpoints below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     make_vae(vae_widths).save_pretrained(folder / "vae")
     whisper = WhisperEncoder(WHISPER)
     randomize(whisper)
-    torch.save(whisper_file(WHISPER, checkpoint_tensors(whisper, WHISPER_PREFIX)), folder / "tiny.pt")
-    return Sources(write_unet(folder / "latentsync_unet.pt", unet), folder / "vae", folder / "tiny.pt")
+    torch.save(
+        whisper_file(WHISPER, checkpoint_tensors(whisper, WHISPER_PREFIX)), folder / "tiny.pt"
+    )
+    return Sources(
+        write_unet(folder / "latentsync_unet.pt", unet), folder / "vae", folder / "tiny.pt"
+    )
 
 
 def narrow_options(sources: Sources, out: Path, **fields: object) -> ExportOptions:
     """Export options for the narrow networks; `fields` as in `ExportOptions`."""
     defaults = {"resolution": RESOLUTION_PX, "frames": FRAMES}
-    return ExportOptions(unet=sources.unet, vae=sources.vae, whisper=sources.whisper, output=out, **(defaults | fields))
+    return ExportOptions(
+        unet=sources.unet,
+        vae=sources.vae,
+        whisper=sources.whisper,
+        output=out,
+        **(defaults | fields),
+    )

@@ -1,4 +1,6 @@
-"""Pictures of every format that `YuvPlanes` holds, random ones for properties, and patches on them."""
+"""Pictures of every format that `YuvPlanes` holds, random ones for properties, and patches on
+them.
+"""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from latentsync_trt.media.color import RGB_IDENTITY, apply_patch, planes_of
-from latentsync_trt.types import BoolArray, ColorTags, HdrMetadata, Patch, SampleArray, UInt8Array, YuvPlanes
+from latentsync_trt.types import (
+    BoolArray,
+    ColorTags,
+    HdrMetadata,
+    Patch,
+    SampleArray,
+    UInt8Array,
+    YuvPlanes,
+)
 
 LARGEST_SIDE_PX = 13
 """Odd and even, with room for patches that touch no edge, one, or all."""
@@ -19,16 +29,27 @@ SAMPLINGS = {"420": (2, 2), "422": (1, 2), "440": (2, 1), "444": (1, 1)}
 """Rows and columns of pixels for each chroma sample."""
 
 HDR10 = HdrMetadata(
-    tuple(map(Fraction, ("0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"))),
+    tuple(
+        map(
+            Fraction,
+            ("0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"),
+        )
+    ),
     (800, 300),
 )
 
 COLORS = st.builds(
-    ColorTags, st.just(1), st.sampled_from([1, 16, 18]), st.sampled_from([0, 1, 2, 5, 9]), st.sampled_from([None, True])
+    ColorTags,
+    st.just(1),
+    st.sampled_from([1, 16, 18]),
+    st.sampled_from([0, 1, 2, 5, 9]),
+    st.sampled_from([None, True]),
 )
 
 
-def noise(size: tuple[int, int], sampling: str = "420", bits: int = 8, color: ColorTags | None = None) -> YuvPlanes:
+def noise(
+    size: tuple[int, int], sampling: str = "420", bits: int = 8, color: ColorTags | None = None
+) -> YuvPlanes:
     """Random planes of a picture of `size` (H, W)."""
     rng = np.random.default_rng(size[0] * size[1] + bits)
     down, across = SAMPLINGS[sampling]
@@ -47,31 +68,42 @@ def levels(*shape: int, bits: int = 8) -> st.SearchStrategy[SampleArray]:
 def patched(draw: Callable[..., object]) -> tuple[YuvPlanes, Patch]:
     """A picture of random size, format and colors, and a patch that lies within it."""
     height, width = (draw(st.integers(1, LARGEST_SIDE_PX)) for _ in range(2))
-    color, bits = draw(COLORS), draw(st.sampled_from([8, 10, 12, 16]))
+    color = draw(COLORS)
+    bits = draw(st.sampled_from([8, 10, 12, 16]))
     down, across = draw(st.sampled_from(list(SAMPLINGS.values()))) if color.matrix else (1, 1)
     half = -(-height // down), -(-width // across)
-    planes = YuvPlanes(*(draw(levels(*shape, bits=bits)) for shape in ((height, width), half, half)), color, bits)
-    y_px, x_px = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    planes = YuvPlanes(
+        *(draw(levels(*shape, bits=bits)) for shape in ((height, width), half, half)), color, bits
+    )
+    y_px = draw(st.integers(0, height - 1))
+    x_px = draw(st.integers(0, width - 1))
     size = draw(st.integers(1, height - y_px)), draw(st.integers(1, width - x_px))
-    weight = draw(arrays(np.float32, size, elements=st.sampled_from([0.0, 0.0, 0.25, 1.0]), fill=st.nothing()))
+    weight = draw(
+        arrays(np.float32, size, elements=st.sampled_from([0.0, 0.0, 0.25, 1.0]), fill=st.nothing())
+    )
     return planes, Patch(x_px, y_px, draw(levels(*size, 3, bits=16)), weight)
 
 
 def decoded_planes(path: Path) -> list[tuple[str, list[SampleArray]]]:
-    """The pixel format and the planes of each picture as PyAV decodes them; packed RGB is one plane."""
+    """The pixel format and the planes of each picture as PyAV decodes them; packed RGB is one
+    plane.
+    """
     with av.open(str(path)) as container:
         return [(frame.format.name, _stored(frame)) for frame in container.decode(video=0)]
 
 
 def _stored(frame: av.VideoFrame) -> list[SampleArray]:
-    bits, packed = frame.format.components[0].bits, len(frame.planes) == 1 and frame.format.is_rgb
+    bits = frame.format.components[0].bits
+    packed = len(frame.planes) == 1 and frame.format.is_rgb
     rows = (np.frombuffer(plane, _kind(bits)).reshape(plane.height, -1) for plane in frame.planes)
     widths = (plane.width * (4 if packed else 1) for plane in frame.planes)
     return [row[:, :width].copy() for row, width in zip(rows, widths, strict=True)]
 
 
 def _kind(bits: int) -> type[np.uint8] | type[np.uint16]:
-    return np.uint8 if bits == 8 else np.uint16
+    if bits == 8:
+        return np.uint8
+    return np.uint16
 
 
 # Patches on RGB pictures, mixed by the code that mixes them into the planes of a video.

@@ -13,7 +13,9 @@ BUCKET = "clips"
 
 @contextmanager
 def s3_server() -> Iterator[Any]:
-    """Starts the server, and names it in the environment; yields its file system with the empty bucket `BUCKET`."""
+    """Starts the server, and names it in the environment; yields its file system with the empty
+    bucket `BUCKET`.
+    """
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)

@@ -30,11 +30,15 @@ class PretendedWorker:
     """Writes `RESULT`; holds each task at half its frames until `go` is set."""
 
     def __init__(self) -> None:
-        self.name, self.hangs, self.provider, self.at_once = "pretended", False, "cpu", 1
+        self.name = "pretended"
+        self.hangs = False
+        self.provider = "cpu"
+        self.at_once = 1
         self.go = threading.Event()
         self.tasks: list[Task] = []
         self.run_error: TaskError | None = None
-        self.deaf, self.quality = False, None
+        self.deaf = False
+        self.quality = None
         """Whether it goes on when it is canceled, and the measures that its reports have."""
         self.played: dict[str, float] = {}
         """What its reports say of the times of the result."""
@@ -43,7 +47,9 @@ class PretendedWorker:
     def start(self) -> None:
         """Nothing is to be opened."""
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> dict[str, Any]:
+    def run(
+        self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event
+    ) -> dict[str, Any]:
         self.tasks.append(task)
         for stage, done in (("finding faces", FRAMES), ("reading audio", 0)):
             on_progress(Progress(stage, done, FRAMES))
@@ -61,7 +67,13 @@ class PretendedWorker:
             Path(task.options.report).write_text("<p>page</p>")
         times = {"wall_s": 3.0, "opened_s": 1.0, "frames_per_s": 10.0}
         times |= self.played
-        return {"output": task.output, "frames": FRAMES, "windows": 2, "quality": self.quality, **times}
+        return {
+            "output": task.output,
+            "frames": FRAMES,
+            "windows": 2,
+            "quality": self.quality,
+            **times,
+        }
 
     def close(self) -> None:
         self._closed = True
@@ -122,7 +134,8 @@ def upload_of(video: Path, audio: Path) -> dict[str, tuple[str, bytes]]:
 
 def until(condition: Callable[[], Any]) -> Any:
     """Waits for a true value of `condition()`, and returns it."""
-    end_s, pause_s = time.monotonic() + PATIENCE_S, 0.01
+    end_s = time.monotonic() + PATIENCE_S
+    pause_s = 0.01
     while not (value := condition()):
         assert time.monotonic() < end_s
         time.sleep(pause_s)
@@ -135,14 +148,18 @@ def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
 
     def state() -> dict[str, Any] | None:
         job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").raise_for_status().json()
-        return job if job["state"] not in ("waiting", "running") else None
+        if job["state"] not in ("waiting", "running"):
+            return job
+        return None
 
     found: dict[str, Any] = until(state)
     return found
 
 
 def kill_new_children(count: int, known: set[int]) -> None:
-    """Kills children of this process that are not `known` one after the other, as soon as they appear."""
+    """Kills children of this process that are not `known` one after the other, as soon as they
+    appear.
+    """
     while count:
         for child in [each for each in psutil.Process().children() if each.pid not in known]:
             child.kill()

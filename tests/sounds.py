@@ -29,7 +29,9 @@ def write_samples(path: Path, samples: Float32Array, rate_hz: int) -> Path:
 
 def spoken(duration_s: float, rate_hz: int, clicks_s: Iterable[float] = ()) -> Float32Array:
     """Quiet noise `(n,)` with a loud click of 1 ms at each of `clicks_s`."""
-    samples = np.random.default_rng(5).normal(0, 0.01, round(duration_s * rate_hz)).astype(np.float32)
+    samples = (
+        np.random.default_rng(5).normal(0, 0.01, round(duration_s * rate_hz)).astype(np.float32)
+    )
     for click_s in clicks_s:
         start = round(click_s * rate_hz)
         samples[start : start + rate_hz // 1000] = 0.9
@@ -44,7 +46,9 @@ def write_parts(
     rate_hz: int = 48000,
     layout: str = "stereo",
 ) -> Path:
-    """Parts of mono samples, in all channels, each at its time in seconds; an encoder's delay comes before."""
+    """Parts of mono samples, in all channels, each at its time in seconds; an encoder's delay comes
+    before.
+    """
     with av.open(str(path), "w") as container:
         for packet in sound_packets(container, parts, codec=codec, rate_hz=rate_hz, layout=layout):
             container.mux(packet)
@@ -67,7 +71,8 @@ def sound_packets(
         for at in range(0, len(samples), size):
             packed = np.repeat(samples[at : at + size], len(stream.layout.channels))[None]
             frame = av.AudioFrame.from_ndarray(packed, format="flt", layout=layout)
-            frame.sample_rate, frame.time_base = rate_hz, Fraction(1, rate_hz)
+            frame.sample_rate = rate_hz
+            frame.time_base = Fraction(1, rate_hz)
             frame.pts = round(start_s * rate_hz) + at
             packets += stream.encode(frame)
     return packets + stream.encode(None)

@@ -1,6 +1,8 @@
-"""The command line with a command `doctor` that waits: `python -m tests.stopped_command FOLDER HOW`.
+"""The command line with a command `doctor` that waits: `python -m tests.stopped_command FOLDER
+HOW`.
 
-It says "ready" on stdout when it has a temporary folder in FOLDER and a child process, then waits. HOW:
+It says "ready" on stdout when it has a temporary folder in FOLDER and a child process, then waits.
+HOW:
 
 - "python": where a signal interrupts it.
 - "native": in a call that no signal interrupts, in a `finally`.

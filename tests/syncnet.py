@@ -1,4 +1,6 @@
-"""SyncNet with random weights, in the format of the published file, and a small graph in its place."""
+"""SyncNet with random weights, in the format of the published file, and a small graph in its
+place.
+"""
 
 from pathlib import Path
 
@@ -15,7 +17,9 @@ SEED = 11
 
 
 def random_weights() -> dict[str, Tensor]:
-    """Of all shapes; statistics of the norms are not those of a new network, and counters are left out as there."""
+    """Of all shapes; statistics of the norms are not those of a new network, and counters are left
+    out as there.
+    """
     torch.manual_seed(SEED)
     state = SyncNet().state_dict()
     for name, tensor in state.items():
@@ -23,7 +27,9 @@ def random_weights() -> dict[str, Tensor]:
             tensor.normal_(0, 0.3)
         elif name.endswith("running_var"):
             tensor.uniform_(0.5, 2)
-    return {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+    return {
+        name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")
+    }
 
 
 def write_weights(path: Path, weights: dict[str, Tensor] | None = None) -> Path:
@@ -32,10 +38,18 @@ def write_weights(path: Path, weights: dict[str, Tensor] | None = None) -> Path:
 
 
 def write_means(path: Path) -> Path:
-    """A quick graph with SyncNet's inputs and outputs: embeddings are multiples of their input's mean."""
-    nodes, inputs, outputs = list[onnx.NodeProto](), list[onnx.ValueInfoProto](), list[onnx.ValueInfoProto]()
+    """A quick graph with SyncNet's inputs and outputs: embeddings are multiples of their input's
+    mean.
+    """
+    nodes = list[onnx.NodeProto]()
+    inputs = list[onnx.ValueInfoProto]()
+    outputs = list[onnx.ValueInfoProto]()
     shapes = (("n", 3, 5, 224, 224), ("m", 1, 13, 20))
-    kept = {"ones": np.full((1, EMBEDDING), 0.01, np.float32), "shape": np.array([0, -1]), "axes": np.array([1])}
+    kept = {
+        "ones": np.full((1, EMBEDDING), 0.01, np.float32),
+        "shape": np.array([0, -1]),
+        "axes": np.array([1]),
+    }
     for given, embedded, shape in zip(INPUTS, OUTPUTS, shapes, strict=True):
         nodes += [
             helper.make_node("Reshape", [given, "shape"], [f"{given} flat"]),
@@ -43,7 +57,9 @@ def write_means(path: Path) -> Path:
             helper.make_node("Mul", [f"{given} mean", "ones"], [embedded]),
         ]
         inputs.append(helper.make_tensor_value_info(given, TensorProto.FLOAT, shape))
-        outputs.append(helper.make_tensor_value_info(embedded, TensorProto.FLOAT, (shape[0], EMBEDDING)))
+        outputs.append(
+            helper.make_tensor_value_info(embedded, TensorProto.FLOAT, (shape[0], EMBEDDING))
+        )
     constants = [numpy_helper.from_array(value, name) for name, value in kept.items()]
     made = helper.make_graph(nodes, "means", inputs, outputs, constants)
     model = helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])

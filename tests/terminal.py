@@ -15,10 +15,13 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-"""Runs Python with arguments in a session whose terminal is its stdin, so that Ctrl-C reaches its children, too."""
+"""Runs Python with arguments in a session whose terminal is its stdin, so that Ctrl-C reaches its
+children, too.
+"""
 
 _PARTS = re.compile(r"([^\x1b\r\n]+)|(\r|\n)|\x1b\[\??(\d*)[\d;]*([A-Za-z])")
-_ROWS, _COLUMNS = 50, 400
+_ROWS = 50
+_COLUMNS = 400
 _PATIENCE_S = 600.0
 """Only ends hangs."""
 
@@ -61,7 +64,9 @@ class Terminal:
             pass
 
     def until_shown(self, *texts: str) -> None:
-        """Waits until a line of the screen has all `texts`, which comes before the end of the command."""
+        """Waits until a line of the screen has all `texts`, which comes before the end of the
+        command.
+        """
         end_s = time.monotonic() + _PATIENCE_S
         while not any(all(text in line for text in texts) for line in self.screen()[0]):
             assert self.process.poll() is None, self.screen()
@@ -79,7 +84,10 @@ class Terminal:
 
     def screen(self) -> tuple[list[str], bool]:
         """All lines that were not erased, and whether the cursor is shown."""
-        lines, row, column, cursor = [""], 0, 0, True
+        lines = [""]
+        row = 0
+        column = 0
+        cursor = True
         for text, control, count, what in _PARTS.findall(self._written.decode(errors="replace")):
             if text:
                 line = lines[row].ljust(column)

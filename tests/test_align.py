@@ -1,4 +1,6 @@
-"""Alignment, crops, pasting, resizing and the mouth mask, compared with the public release's recorded numbers."""
+"""Alignment, crops, pasting, resizing and the mouth mask, compared with the public release's
+recorded numbers.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from latentsync_trt.face.paste import paste, resize_antialiased
 from tests.pictures import applied
 
 MATRIX_TOLERANCE_PX = 0.05
-"""The recordings hold float32 and were made on another SVD; a twentieth of a pixel cannot be seen."""
+"""The recordings hold float32 and were made on another SVD; a twentieth of a pixel cannot be
+seen.
+"""
 CROP_TOLERANCE_LEVELS = 2
 """The release truncates, we round: one level; the Lanczos filter can add another."""
 LEAST_PSNR_DB = 45.0
@@ -44,16 +48,25 @@ def recorded(reference: Path) -> dict[str, np.ndarray]:
 def frames(assets: Path) -> dict[int, np.ndarray]:
     with av.open(str(assets / "demo1_video.mp4")) as container:
         pictures = zip(range(34), container.decode(video=0), strict=False)
-        return {index: picture.to_ndarray(format="rgb24") for index, picture in pictures if index in (0, 33)}
+        return {
+            index: picture.to_ndarray(format="rgb24")
+            for index, picture in pictures
+            if index in (0, 33)
+        }
 
 
 @pytest.mark.parametrize("resolution", [256, 512])
 def test_track_matches_the_release(recorded, resolution):
-    size, bias, worst_px = crop_size_px(resolution), None, 0.0
+    size = crop_size_px(resolution)
+    bias = None
+    worst_px = 0.0
     corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]]) * (np.array(size) - 1)
     assert size == tuple(recorded[f"face_size{resolution}"])
-    for points, wanted in zip(recorded["landmarks3"], recorded[f"matrices{resolution}"], strict=True):
-        matrix, bias = align(np.rint(points), bias, resolution)  # the release rounds to whole pixels
+    for points, wanted in zip(
+        recorded["landmarks3"], recorded[f"matrices{resolution}"], strict=True
+    ):
+        # the release rounds to whole pixels
+        matrix, bias = align(np.rint(points), bias, resolution)
         apart = moved(corners, inverse(matrix)) - moved(corners, inverse(wanted.astype(np.float64)))
         worst_px = max(worst_px, np.linalg.norm(apart, axis=1).max())
     assert worst_px <= MATRIX_TOLERANCE_PX
@@ -70,7 +83,8 @@ def test_crop_matches_the_release(recorded, frames, resolution, index):
 
 @pytest.mark.parametrize("resolution", [256, 512])
 def test_paste_matches_the_release(recorded, frames, resolution):
-    last_frame, upright = frames[33], recorded[f"paste{resolution}_face"].astype(np.float32) * 127.5 + 127.5
+    last_frame = frames[33]
+    upright = recorded[f"paste{resolution}_face"].astype(np.float32) * 127.5 + 127.5
     matrix = recorded[f"matrices{resolution}"][33].astype(np.float64)
     found = applied(last_frame, paste(last_frame, upright, matrix))
     top, bottom, left, right = recorded[f"paste{resolution}_box"]
@@ -100,7 +114,9 @@ def test_resize_equals_pytorch(size):
     torch = pytest.importorskip("torch")
     image = np.random.default_rng(6).standard_normal((256, 256, 3)).astype(np.float32)
     channels_first = torch.from_numpy(image).permute(2, 0, 1)[None]
-    wanted = torch.nn.functional.interpolate(channels_first, size=size[::-1], mode="bicubic", antialias=True)
+    wanted = torch.nn.functional.interpolate(
+        channels_first, size=size[::-1], mode="bicubic", antialias=True
+    )
     found = resize_antialiased(image, size)
     assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() <= RESIZE_TOLERANCE
 
@@ -118,9 +134,12 @@ def test_every_pixel_is_the_release_s(reference: Path) -> None:
 def test_latent_mask_is_resized_as_the_release_does(resolution: int) -> None:
     torch = pytest.importorskip("torch")
     whole = torch.tensor(mouth_mask(resolution))[None, None]
-    wanted = torch.nn.functional.interpolate(whole, size=resolution // PIXELS_PER_LATENT)[0, 0].numpy()
+    wanted = torch.nn.functional.interpolate(whole, size=resolution // PIXELS_PER_LATENT)[
+        0, 0
+    ].numpy()
     np.testing.assert_array_equal(latent_mask(resolution), wanted)
-    assert ((wanted > 0) & (wanted < 1)).any() == (resolution > 256)  # only there the filter made fractions
+    # only there the filter made fractions
+    assert ((wanted > 0) & (wanted < 1)).any() == (resolution > 256)
 
 
 @pytest.mark.parametrize("resolution", [128, 384])

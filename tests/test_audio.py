@@ -1,4 +1,6 @@
-"""Audio features: the spectrogram in blocks, segments on demand, windows, compared with recorded numbers."""
+"""Audio features: the spectrogram in blocks, segments on demand, windows, compared with recorded
+numbers.
+"""
 
 import wave
 from collections.abc import Callable, Iterable
@@ -19,11 +21,14 @@ from tests.sounds import mel_filters
 
 BLOCKS_AGREE = 1e-4  # log10 of float32 powers summed in another order
 FEATURES_AGREE = 1e-3  # relative, to the public release's float32 features
-LAYERS, WIDTH = 3, 4
+LAYERS = 3
+WIDTH = 4
 
 
 class Echo:
-    """Stands in for the audio encoder: each feature holds the index of its mel frame and its level."""
+    """Stands in for the audio encoder: each feature holds the index of its mel frame and its
+    level.
+    """
 
     def __init__(self) -> None:
         self.runs = 0
@@ -32,7 +37,9 @@ class Echo:
         (mel,) = segment
         assert mel.shape == (80, SEGMENT_FRAMES)
         features = np.zeros((1, SEGMENT_FRAMES // 2, LAYERS, WIDTH), np.float32)
-        features[0, :, :, 0] = (self.runs * SEGMENT_FRAMES // 2 + np.arange(SEGMENT_FRAMES // 2))[:, None]
+        features[0, :, :, 0] = (self.runs * SEGMENT_FRAMES // 2 + np.arange(SEGMENT_FRAMES // 2))[
+            :, None
+        ]
         features[0, :, :, 1] = mel.mean(axis=0)[::2, None]
         self.runs += 1
         return features
@@ -43,12 +50,16 @@ def times_s(frames: Iterable[int]) -> list[Fraction]:
 
 
 def noise(samples: int) -> Float32Array:
-    return np.random.default_rng(samples).standard_normal(samples).astype(np.float32) * np.float32(0.1)
+    return np.random.default_rng(samples).standard_normal(samples).astype(np.float32) * np.float32(
+        0.1
+    )
 
 
 def whole_spectrogram(samples: Float32Array) -> Float32Array:
     """The same from librosa's own transform, in one piece, before Whisper's scale."""
-    spectrum = librosa.stft(samples, n_fft=400, hop_length=160, window="hann", center=True, pad_mode="reflect")
+    spectrum = librosa.stft(
+        samples, n_fft=400, hop_length=160, window="hann", center=True, pad_mode="reflect"
+    )
     mel = mel_filters() @ np.abs(spectrum[:, :-1]) ** 2
     return np.log10(np.maximum(mel, 1e-10)).astype(np.float32)
 
@@ -56,11 +67,15 @@ def whole_spectrogram(samples: Float32Array) -> Float32Array:
 @pytest.mark.integration
 @pytest.mark.parametrize("folder", [demo_folder, small_bundle])
 def test_bundles_contain_the_filters_that_librosa_computes(folder: Callable[[], Path]) -> None:
-    assert np.array_equal(filters_of(Bundle.load(folder())), librosa.filters.mel(sr=16000, n_fft=400, n_mels=80))
+    assert np.array_equal(
+        filters_of(Bundle.load(folder())), librosa.filters.mel(sr=16000, n_fft=400, n_mels=80)
+    )
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("samples", "piece"), [(400, 4096), (480_001, 4096), (480_199, 10**7), (1_000_007, 4096)])
+@pytest.mark.parametrize(
+    ("samples", "piece"), [(400, 4096), (480_001, 4096), (480_199, 10**7), (1_000_007, 4096)]
+)
 def test_blocks_equal_the_whole_spectrogram(samples: int, piece: int) -> None:
     recording = noise(samples)
     pieces = [recording[start : start + piece] for start in range(0, samples, piece)]
@@ -103,7 +118,9 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
             return np.asarray(network(torch.from_numpy(mel)).numpy())
 
     with wave.open(str(assets / "demo1_audio.wav")) as recording:
-        samples = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(32768)
+        samples = np.frombuffer(
+            recording.readframes(recording.getnframes()), np.int16
+        ) / np.float32(32768)
     found = encode_audio(lambda: [samples.astype(np.float32)], encode_mel, mel_filters())
     recorded = np.load(reference / "small" / "whisper_io.npz")
     assert found.features.shape == recorded["features"].shape

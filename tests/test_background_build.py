@@ -1,5 +1,7 @@
-"""Engines built by a process of its own for the next run, while this one goes on with another provider. Here both run
-on the CPU, and the engines of the one that compiles are copies of the graphs."""
+"""Engines built by a process of its own for the next run, while this one goes on with another
+provider. Here both run on the CPU, and the engines of the one that compiles are copies of the
+graphs.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +51,9 @@ def test_a_build_that_fails_leaves_the_run_going(cold: Path, make: DemoModels) -
     assert "the engine cache cannot be used" in opened.build.wait()
 
 
-def test_closing_stops_the_build_and_its_leftover_is_not_used(cold: Path, make: DemoModels, tmp_path: Path) -> None:
+def test_closing_stops_the_build_and_its_leftover_is_not_used(
+    cold: Path, make: DemoModels, tmp_path: Path
+) -> None:
     (tmp_path / HANG).touch()
     opened = make(COMPILING, STEP, build="background", engine_cache=cold)
     until(lambda: list(cold.rglob("engine.onnx")))
@@ -60,7 +64,11 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(cold: Path, make: 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_the_command_starts_at_once_and_waits_for_the_build_and_ctrl_c_then_loses_nothing(
-    cold: Path, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+    cold: Path,
+    clip: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted: bool,
 ) -> None:
     (tmp_path / (HANG if interrupted else WAIT)).touch()
     usual = cli_sync.interruption
@@ -77,17 +85,33 @@ def test_the_command_starts_at_once_and_waits_for_the_build_and_ctrl_c_then_lose
     monkeypatch.setattr(cli_sync, "interruption", waiting)
     files = ["--video", str(clip[0]), "--audio", str(clip[1]), "-o", str(tmp_path / "out.mp4")]
     options = ["--bundle", str(small_bundle()), "--engine-cache", str(cold)]
-    options += ["--provider", "tensorrt", "--build", "background", "--steps", "1", "--guidance", "1"]
+    options += [
+        "--provider",
+        "tensorrt",
+        "--build",
+        "background",
+        "--steps",
+        "1",
+        "--guidance",
+        "1",
+    ]
     options += ["--silence", "model"]
     result = CliRunner().invoke(main, ["sync", *files, *options])
     assert result.exit_code == (130 if interrupted else 0)
-    assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in result.stderr
+    assert (
+        "engines for the next run are still being built; Ctrl-C stops that, the output is complete"
+        in result.stderr
+    )
     assert result.stderr.count(f"4 {NOTICE}") == 1
-    assert {entry.state for entry in EngineCache(cold).entries(hashes=True)} == (set() if interrupted else {"ready"})
+    assert {entry.state for entry in EngineCache(cold).entries(hashes=True)} == (
+        set() if interrupted else {"ready"}
+    )
     if not interrupted:
         settings = RuntimeOptions(build="background", engine_cache=cold)
         with LipSync.from_bundle(small_bundle(), "tensorrt", settings) as lip_sync:
             report = lip_sync.sync(*clip, tmp_path / "next.mkv", QUICK)
             assert lip_sync.build is None
-        assert {(engine.provider, engine.built) for engine in report.engines} == {("tensorrt", False)}
+        assert {(engine.provider, engine.built) for engine in report.engines} == {
+            ("tensorrt", False)
+        }
         assert NOTICE not in "".join(report.notices)

@@ -15,7 +15,8 @@ def make(*, as_json: bool = False) -> Board:
     """A board of three clips."""
     made = Board(as_json=as_json)
     tasks = (Task(name, "v", "a", f"/out/{name}[1].mp4") for name in "abc")
-    made.rows, made.before = {task.id: BatchRow(f"row {row}", task) for row, task in enumerate(tasks, 2)}, 1
+    made.rows = {task.id: BatchRow(f"row {row}", task) for row, task in enumerate(tasks, 2)}
+    made.before = 1
     return made
 
 
@@ -25,7 +26,10 @@ HALF: tuple[Event, ...] = (
     Started("a", "gpu 0", 1),
     Moved("a", "gpu 0", Progress("lip-sync", 125, 250, frames_per_s=25.0)),
 )
-END: tuple[Event, ...] = (Finished("a", "gpu 0", {"frames": 250, "wall_s": 5.0}), Started("b", "gpu 0", 1))
+END: tuple[Event, ...] = (
+    Finished("a", "gpu 0", {"frames": 250, "wall_s": 5.0}),
+    Started("b", "gpu 0", 1),
+)
 NO_FACE = "no face" + ", and a reason that is longer than a line" * 3
 PROBLEMS: tuple[Event, ...] = (
     WorkerState("gpu 0", "lost", "killed"),
@@ -55,7 +59,8 @@ def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_log_says_every_half_minute_where_the_batch_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board, now_s = make(), time.monotonic()
+    board = make()
+    now_s = time.monotonic()
     for event in HALF:
         board(event)
     for later_s in (29, 31, 32, 62):
@@ -63,21 +68,46 @@ def test_a_log_says_every_half_minute_where_the_batch_is(
         board.tick()
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition("]")[0] for line in lines] == ["[31 s", "[62 s"]
-    assert all(part in lines[0] for part in ("1 of 4 clips done", "gpu 0  lip-sync  a[1].mp4  125 of 250 at 25.0"))
+    assert all(
+        part in lines[0]
+        for part in ("1 of 4 clips done", "gpu 0  lip-sync  a[1].mp4  125 of 250 at 25.0")
+    )
 
 
 def test_json_lines_are_the_events(capsys: pytest.CaptureFixture[str]) -> None:
     board = make(as_json=True)
-    for event in (*HALF, HALF[-1], *END, *PROBLEMS, Finished("c", "gpu 0", {"frames": 250, "wall_s": 5.0})):
+    for event in (
+        *HALF,
+        HALF[-1],
+        *END,
+        *PROBLEMS,
+        Finished("c", "gpu 0", {"frames": 250, "wall_s": 5.0}),
+    ):
         board(event)
     board.show_summary()
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    kinds = "WorkerState WorkerState Started Moved Finished Started WorkerState Failed Started Failed WorkerState "
+    kinds = (
+        "WorkerState WorkerState Started Moved Finished "
+        "Started WorkerState Failed Started Failed WorkerState "
+    )
     kinds += "WorkerState Finished summary"  # progress of half a second ago is not told again
     assert [event["event"] for event in events] == kinds.split()
-    progress = {"stage": "lip-sync", "done": 125, "total": 250, "frames_per_s": 25.0, "left_s": None}
+    progress = {
+        "stage": "lip-sync",
+        "done": 125,
+        "total": 250,
+        "frames_per_s": 25.0,
+        "left_s": None,
+    }
     progress |= {"picture": None, "written_s": 0.0}
     clip = {"event": "Moved", "row": "row 2", "output": "/out/a[1].mp4", "task_id": "a"}
     assert events[3] == {**clip, "worker": "gpu 0", "progress": progress}
-    counts = {"event": "summary", "done": 2, "done_before": 1, "failed": 1, "skipped": 0, "frames": 500}
+    counts = {
+        "event": "summary",
+        "done": 2,
+        "done_before": 1,
+        "failed": 1,
+        "skipped": 0,
+        "frames": 500,
+    }
     assert events[-1].items() > counts.items()

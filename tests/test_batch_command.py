@@ -59,12 +59,16 @@ def states(jobs: Path) -> dict[str, tuple[str, int]]:
 
 def check_outputs(folder: Path, names: str = "abc") -> None:
     """All outputs are whole, and nothing else is left."""
-    assert {name: len(decoded(folder / f"{name}-out.mp4")) for name in names} == {name: FRAMES[name] for name in names}
+    assert {name: len(decoded(folder / f"{name}-out.mp4")) for name in names} == {
+        name: FRAMES[name] for name in names
+    }
     assert not list(folder.glob(".latentsync-*"))
 
 
 def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) -> None:
-    """As does one whose driver was killed; outputs are replaced where that is asked, or where such a run left them."""
+    """As does one whose driver was killed; outputs are replaced where that is asked, or where such
+    a run left them.
+    """
     face = (jobs.parent / "b.mp4").read_bytes()
     write_face(jobs.parent / "b.mp4", FRAMES["b"], blank=range(FRAMES["b"]))
     for name in "ac":
@@ -74,7 +78,11 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) ->
     result = batch(jobs, "--overwrite", "--json")
     assert result.exit_code == 1
     events = events_of(result.stdout)
-    assert [(event["event"], event["row"]) for event in events if event["event"] in ("Started", "Failed")] == [
+    assert [
+        (event["event"], event["row"])
+        for event in events
+        if event["event"] in ("Started", "Failed")
+    ] == [
         ("Started", "row 4"),  # the longest first
         ("Started", "row 3"),
         ("Failed", "row 3"),
@@ -82,15 +90,25 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) ->
     ]
     (failed,) = (event for event in events if event["event"] == "Failed")
     assert "no face" in failed["message"]
-    assert {event["event"] for event in events} == {"WorkerState", "Started", "Moved", "Finished", "Failed", "summary"}
+    assert {event["event"] for event in events} == {
+        "WorkerState",
+        "Started",
+        "Moved",
+        "Finished",
+        "Failed",
+        "summary",
+    }
     assert (events[-1]["done"], events[-1]["failed"], events[-1]["frames"]) == (2, 1, 6)
     assert states(jobs) == {"a": ("done", 1), "b": ("failed", 1), "c": ("done", 1)}
     check_outputs(jobs.parent, "ac")
 
-    ids = {Path(row.task.output).name[0]: row.task.id for row in read_rows(jobs, SyncOptions(steps=1))}
+    ids = {
+        Path(row.task.output).name[0]: row.task.id for row in read_rows(jobs, SyncOptions(steps=1))
+    }
     with closing(JobStore(ledger_of(jobs))) as store:
         store.add([Task("edited", "v.mp4", None, "old.mp4")])  # a row that was edited since
-        store.record(Started(ids["c"], "cpu", 1))  # as of a driver that was killed when the output was complete
+        # as of a driver that was killed when the output was complete
+        store.record(Started(ids["c"], "cpu", 1))
     (jobs.parent / "b.mp4").write_bytes(face)
     (jobs.parent / "a.mp4").unlink()  # rows that are done need nothing any more
     rows = jobs.read_text()
@@ -103,7 +121,10 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) ->
     check_outputs(jobs.parent)
     jobs.write_text(rows)
     result = batch(jobs)
-    assert (result.exit_code, "3 clips done (3 earlier), 0 failed: nothing to run" in result.stdout) == (0, True)
+    assert (
+        result.exit_code,
+        "3 clips done (3 earlier), 0 failed: nothing to run" in result.stdout,
+    ) == (0, True)
     assert "delete it and add --overwrite" in result.stderr
 
 
@@ -120,9 +141,12 @@ def test_rows_that_cannot_work_are_listed_and_nothing_starts(jobs: Path) -> None
 
 def test_a_killed_driver_loses_no_row_and_none_is_done_twice(jobs: Path) -> None:
     words = [sys.executable, "-m", "latentsync_trt", "batch", jobs, "--json", *OPTIONS]
-    with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen(
+        [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as driver:
         assert driver.stdout is not None
-        done, event = 0, ""
+        done = 0
+        event = ""
         while not (done and event == "Started"):
             event = json.loads(driver.stdout.readline())["event"]
             done += event == "Finished"

@@ -38,7 +38,9 @@ Work = Callable[["Fake", Task, Callable[[Progress], None], threading.Event], Non
 
 
 class Fake:
-    """A worker that runs `work` for each task, and fails to start with each of `starts` that is an error."""
+    """A worker that runs `work` for each task, and fails to start with each of `starts` that is an
+    error.
+    """
 
     def __init__(
         self,
@@ -47,17 +49,23 @@ class Fake:
         starts: Sequence[Exception | None] = (),
         at_once: int = 1,
     ) -> None:
-        self.name, self.work, self.starts = name, work, deque(starts)
+        self.name = name
+        self.work = work
+        self.starts = deque(starts)
         self.ran: list[str] = []
         self.closing = threading.Event()
-        self.hangs, self.at_once, self.provider = False, at_once, "cpu"
+        self.hangs = False
+        self.at_once = at_once
+        self.provider = "cpu"
 
     def start(self) -> None:
         problem = self.starts.popleft() if self.starts else None
         if problem is not None:
             raise problem
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> dict[str, Any]:
+    def run(
+        self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event
+    ) -> dict[str, Any]:
         self.ran.append(task.id)
         self.work(self, task, on_progress, canceled)
         return DONE
@@ -66,7 +74,9 @@ class Fake:
         self.closing.set()
 
 
-def until_stopped(worker: Fake, task: Task, _: Callable[[Progress], None], canceled: threading.Event) -> None:
+def until_stopped(
+    worker: Fake, task: Task, _: Callable[[Progress], None], canceled: threading.Event
+) -> None:
     until(lambda: canceled.is_set() or worker.closing.is_set())
     raise Canceled(task.id)
 
@@ -115,7 +125,9 @@ def test_tasks_run_in_order_and_a_failed_one_stops_no_other() -> None:
 
 
 @pytest.mark.parametrize(("before", "runs"), [(0, 3), (2, 1)])
-def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_used(before: int, runs: int) -> None:
+def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_used(
+    before: int, runs: int
+) -> None:
     def work(_: Fake, item: Task, *__: object) -> None:
         if item.id == "0":
             raise WorkerLost("killed")
@@ -126,12 +138,18 @@ def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_use
         dispatcher.submit(task(1))
         dispatcher.wait()
     assert worker.ran == ["0"] * runs + ["1"]
-    assert [event.again for event in events if isinstance(event, Failed)] == [True] * (runs - 1) + [False]
-    assert [event.attempt for event in events if isinstance(event, Started)] == [*range(before + 1, 4), 1]
+    assert [event.again for event in events if isinstance(event, Failed)] == [True] * (runs - 1) + [
+        False
+    ]
+    assert [event.attempt for event in events if isinstance(event, Started)] == [
+        *range(before + 1, 4),
+        1,
+    ]
 
 
 def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
-    bad, good = Fake("gpu 0", starts=[WorkerLost("no memory")] * 3), Fake("gpu 1")
+    bad = Fake("gpu 0", starts=[WorkerLost("no memory")] * 3)
+    good = Fake("gpu 1")
     with dispatching(bad, good) as (dispatcher, events):
         dispatcher.submit(task(0))
         dispatcher.wait()
@@ -184,10 +202,20 @@ def test_errors_of_who_listens(kind: type[Event]) -> None:
                 dispatcher.wait()
 
 
-@given(seed=st.integers(), count=st.integers(0, 12), workers=st.integers(1, 3), at_once=st.integers(1, 2))
+@given(
+    seed=st.integers(),
+    count=st.integers(0, 12),
+    workers=st.integers(1, 3),
+    at_once=st.integers(1, 2),
+)
 @settings(max_examples=30)
-def test_each_task_ends_once_and_none_runs_twice_at_once(seed: int, count: int, workers: int, at_once: int) -> None:
-    chance, running, lock, most = random.Random(seed), Counter[str](), threading.Lock(), Counter[str]()
+def test_each_task_ends_once_and_none_runs_twice_at_once(
+    seed: int, count: int, workers: int, at_once: int
+) -> None:
+    chance = random.Random(seed)
+    running = Counter[str]()
+    lock = threading.Lock()
+    most = Counter[str]()
 
     def work(worker: Fake, item: Task, on_progress: Callable[[Progress], None], __: object) -> None:
         with lock:
@@ -209,7 +237,11 @@ def test_each_task_ends_once_and_none_runs_twice_at_once(seed: int, count: int, 
             dispatcher.submit(task(number))
         dispatcher.wait()
     assert all(found <= (at_once if key.startswith("gpu") else 1) for key, found in most.items())
-    ends = [event for event in events if isinstance(event, Finished) or (isinstance(event, Failed) and not event.again)]
+    ends = [
+        event
+        for event in events
+        if isinstance(event, Finished) or (isinstance(event, Failed) and not event.again)
+    ]
     assert sorted(event.task_id for event in ends) == sorted(map(str, range(count)))
     starts = Counter(event.task_id for event in events if isinstance(event, Started))
     again = Counter(event.task_id for event in events if isinstance(event, Failed) and event.again)

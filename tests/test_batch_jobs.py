@@ -50,7 +50,12 @@ WIDE = ROWS.replace("crf\n", "crf,,\n").replace("20\n", "20,,\n").replace(",\n",
 
 
 @pytest.mark.parametrize(
-    "written", [ROWS, ROWS.replace(",", ";"), "\ufeffsep=;\r\n" + WIDE.replace(",", ";").replace("\n", "\r\n")]
+    "written",
+    [
+        ROWS,
+        ROWS.replace(",", ";"),
+        "\ufeffsep=;\r\n" + WIDE.replace(",", ";").replace("\n", "\r\n"),
+    ],
 )
 def test_rows_of_a_table(folder: Path, written: str) -> None:
     first, second = jobs_in(folder, written, steps=3)
@@ -63,12 +68,21 @@ def test_rows_of_a_table(folder: Path, written: str) -> None:
 
 def test_rows_of_json_lines_take_lists_and_numbers(folder: Path) -> None:
     rows = [
-        {"video": "a.mp4", "output": "x.mp4", "speaker": ["0=a.wav", "1=b.wav"], "start": 0.1, "mark": False},
+        {
+            "video": "a.mp4",
+            "output": "x.mp4",
+            "speaker": ["0=a.wav", "1=b.wav"],
+            "start": 0.1,
+            "mark": False,
+        },
         {"video": "s3://clips/a.mp4", "audio": "a.wav", "output": "s3://out/y.mp4", "codec": None},
     ]
     first, second = jobs_in(folder, "\n".join(map(json.dumps, rows)), "jobs.jsonl")
     assert first.task.audio is None
-    assert [speaker.voice for speaker in first.task.options.speaker] == [str(folder / "a.wav"), str(folder / "b.wav")]
+    assert [speaker.voice for speaker in first.task.options.speaker] == [
+        str(folder / "a.wav"),
+        str(folder / "b.wav"),
+    ]
     assert not first.task.options.mark
     assert (second.task.video, second.task.output) == ("s3://clips/a.mp4", "s3://out/y.mp4")
 
@@ -78,7 +92,9 @@ def test_outputs_that_rows_do_not_name(folder: Path) -> None:
     outputs = [Path(job.task.output) for job in jobs_in(folder, text)]
     assert outputs == [folder / "a-synced.mp4", folder / "b-synced.mp4"]
     with chdir(folder.parent):  # whose files defaults name
-        jobs = read_rows(folder / "jobs.csv", SyncOptions(codec="prores", mix="music.wav"), "s3://out/")
+        jobs = read_rows(
+            folder / "jobs.csv", SyncOptions(codec="prores", mix="music.wav"), "s3://out/"
+        )
     assert [job.task.output for job in jobs] == ["s3://out/a-synced.mov", "s3://out/b-synced.mov"]
     assert jobs[0].task.options.mix == str(folder.parent / "music.wav")
 
@@ -93,17 +109,22 @@ def test_a_folder_is_a_job_file_of_its_pairs(folder: Path) -> None:
         ("b.mp4 with b.wav", folder / "b-synced.mp4"),
     ]
     assert jobs[0].task.options.crf == 20
-    assert not any(job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True))))
+    assert not any(
+        job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True)))
+    )
     shutil.copy(folder / "a.wav", folder / "d.wav")
     shutil.copy(folder / "a.mp4", folder / "e.mp4")
-    found = {job.where: job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True)))}
+    found = {
+        job.where: job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True)))
+    }
     assert {where for where, problem in found.items() if problem} == {"d.wav", "e.mp4"}
     with pytest.raises(InputError, match="has no rows"):
         read_rows(folder.parent, SyncOptions())
 
 
 def test_a_row_keeps_its_id_until_it_changes(folder: Path) -> None:
-    text = "video,audio,output,crf,seed\na.mp4,a.wav,x.mp4,,\na.mp4,a.wav,y.mp4,,\na.mp4,a.wav,z.mp4,20,\n"
+    text = "video,audio,output,crf,seed\na.mp4,a.wav,x.mp4,,\n"
+    text += "a.mp4,a.wav,y.mp4,,\na.mp4,a.wav,z.mp4,20,\n"
     ids = [job.task.id for job in jobs_in(folder, text)]
     assert [job.task.id for job in jobs_in(folder, text.replace(",a.wav", ",./a.wav"))] == ids
     assert len({*ids, *(job.task.id for job in jobs_in(folder, text, seed=1))}) == 6
@@ -119,7 +140,8 @@ BAD_ROWS = {
     "a.mp4,a.wav,a.mp4,,": "choose another name",
     "http://[::1,a.wav,x15.mp4,,": "http://[::1: is no address",
     "a.mp4,a.wav,s3://[,,": "s3://[: is no address",
-    "a.mp4,a.wav,there.mp4,,": "there.mp4: exists already; choose another name, or replace it with --overwrite",
+    "a.mp4,a.wav,there.mp4,,": "there.mp4: exists already; choose another "
+    "name, or replace it with --overwrite",
 }
 
 
@@ -128,9 +150,15 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
     shutil.copy(folder / "a.wav", folder / "c.wav")
     (folder / "sub").mkdir()
     (folder / "there.mp4").touch()
-    found = problems_in(folder, "\n".join(["video,audio,output,crf,start", "a.mp4,a.wav,x.mp4,,", *BAD_ROWS, ""]))
+    found = problems_in(
+        folder, "\n".join(["video,audio,output,crf,start", "a.mp4,a.wav,x.mp4,,", *BAD_ROWS, ""])
+    )
     for number, words in enumerate(BAD_ROWS.values(), 3):
-        assert any(line.startswith(f"row {number}: ") and words in line for line in found), (number, words, found)
+        assert any(line.startswith(f"row {number}: ") and words in line for line in found), (
+            number,
+            words,
+            found,
+        )
     assert not [line for line in found if line.startswith("row 2:")]
 
 
@@ -139,7 +167,8 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         '{"video": "a.mp4"': "line 1: no object",
         '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "no such option; did you mean crf",
         '{"video": "a\\u0000.mp4"}': "has a NUL character",
-        '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot write .txt",
+        '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot "
+        "write .txt",
     }
     found = problems_in(folder, "\n".join(wanted), "jobs.jsonl")
     assert all(words in line for words, line in zip(wanted.values(), found, strict=True)), found
@@ -149,12 +178,22 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
     ("name", "content", "message"),
     [
         ("jobs.csv", b"video,audio,output\n", "has no rows"),
-        ("jobs.csv", b"a.mp4,a.wav,out.mp4\n", "has the columns 'a.mp4, a.wav, out.mp4'; its first line must name"),
-        ("jobs.csv", "video\nä.mp4\n".encode("cp1252"), "cannot be read as text .*save it as “CSV UTF-8”"),
+        (
+            "jobs.csv",
+            b"a.mp4,a.wav,out.mp4\n",
+            "has the columns 'a.mp4, a.wav, out.mp4'; its first line must name",
+        ),
+        (
+            "jobs.csv",
+            "video\nä.mp4\n".encode("cp1252"),
+            "cannot be read as text .*save it as “CSV UTF-8”",
+        ),
         ("jobs.xlsx", b"PK", r"is no job file; give a \.csv or \.jsonl file"),
     ],
 )
-def test_files_that_are_no_job_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_files_that_are_no_job_files(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_rows(tmp_path / name, SyncOptions())
@@ -167,6 +206,8 @@ def test_addresses_are_asked_for(folder: Path) -> None:
         file.write(b"1")
     address = "memory://clips/there.mp4"
     rows = f"{address},a.wav,memory://out/1.mp4\nmemory://clips/none.mp4,a.wav,memory://out/2.mp4\n"
-    first, second = problems_in(folder, f"video,audio,output\n{rows}{address},z.wav,https://u:pw@host/3.mp4\n")
+    first, second = problems_in(
+        folder, f"video,audio,output\n{rows}{address},z.wav,https://u:pw@host/3.mp4\n"
+    )
     assert first.startswith("row 3: memory://clips/none.mp4: no such file")
     assert second.startswith("row 4: ") and "pw" not in second

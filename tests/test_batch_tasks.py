@@ -1,4 +1,6 @@
-"""Tasks and options as JSON and as rows give them; the ledger: states, what a killed driver leaves, its lock."""
+"""Tasks and options as JSON and as rows give them; the ledger: states, what a killed driver leaves,
+its lock.
+"""
 
 import json
 import sqlite3
@@ -23,7 +25,13 @@ from latentsync_trt.option_fields import file_fields, from_texts
 
 def test_a_task_survives_json() -> None:
     options = SyncOptions(
-        preset="fast", face="index:3", cache_interval=(0, 3), start=Fraction(7, 3), mark=False, mix="ü.wav", crf=20
+        preset="fast",
+        face="index:3",
+        cache_interval=(0, 3),
+        start=Fraction(7, 3),
+        mark=False,
+        mix="ü.wav",
+        crf=20,
     )
     spoken = SyncOptions(speaker=("0=a.wav", "3=b=c.wav"), end=Fraction(62))  # type: ignore[arg-type]
     for each in (options, spoken):
@@ -33,7 +41,9 @@ def test_a_task_survives_json() -> None:
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -47,8 +57,17 @@ def test_whatever_a_row_says_is_an_option_or_an_input_error(name: str, value: An
 
 
 def test_text_of_a_cell_becomes_values() -> None:
-    cells = {"crf": " 20 ", "--mark": "No", "start": "1:02", "speaker": "0=a.wav; 1=b.wav", "fps": 25, "mix": ""}
-    wanted = SyncOptions(crf=20, mark=False, start=Fraction(62), speaker=("0=a.wav", "1=b.wav"), fps="25")  # type: ignore[arg-type]
+    cells = {
+        "crf": " 20 ",
+        "--mark": "No",
+        "start": "1:02",
+        "speaker": "0=a.wav; 1=b.wav",
+        "fps": 25,
+        "mix": "",
+    }
+    wanted = SyncOptions(
+        crf=20, mark=False, start=Fraction(62), speaker=("0=a.wav", "1=b.wav"), fps="25"
+    )  # type: ignore[arg-type]
     assert from_texts(SyncOptions, {**cells, "cache_interval": None}) == wanted
 
 
@@ -60,7 +79,9 @@ def test_every_file_of_a_task_can_be_replaced() -> None:
     assert written == {"o", "report.x"}
     assert read == {"v", "a", "s.wav", "mix.x", "faces.x", "c2pa.x"}
     moved = task.with_files(lambda file, written: f"{'out' if written else 'in'}/{file}")
-    assert {file for file, _ in moved.files()} == {f"out/{file}" for file in written} | {f"in/{file}" for file in read}
+    assert {file for file, _ in moved.files()} == {f"out/{file}" for file in written} | {
+        f"in/{file}" for file in read
+    }
     named = Task("1", "v", "a", "o", SyncOptions(speaker=("0=ann",), turns="t.rttm"))  # type: ignore[arg-type]
     assert dict(named.files()) == {"v": False, "a": False, "o": True, "t.rttm": False}
 
@@ -79,7 +100,8 @@ def tasks_in(folder: Path, count: int, **options: str) -> list[Task]:
 
 
 def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
-    path, tasks = tmp_path / "ledger.sqlite", tasks_in(tmp_path, 5)
+    path = tmp_path / "ledger.sqlite"
+    tasks = tasks_in(tmp_path, 5)
     with closing(JobStore(path)) as store:
         store.add(tasks)
         for task in tasks[:4]:
@@ -90,23 +112,41 @@ def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
         store.record(Started("2", "cpu", 2))
         store.record(CanceledEvent("3"))
     with closing(JobStore(path)) as store:
-        assert [row.state for row in store.rows()] == ["done", "failed", "running", "canceled", "waiting"]
+        assert [row.state for row in store.rows()] == [
+            "done",
+            "failed",
+            "running",
+            "canceled",
+            "waiting",
+        ]
         assert [row.attempts for row in store.rows()] == [1, 1, 2, 1, 0]
         assert [row.task.id for row in store.newest(2, 1)] == ["3", "2"]
         done, failed, *_ = store.rows()
         assert (done.task, done.report, failed.error) == (tasks[0], DONE, "no face")
         store.add(tasks[1:2])
-        assert [(row.task.id, row.error) for row in store.rows("waiting")] == [("1", None), ("4", None)]
+        assert [(row.task.id, row.error) for row in store.rows("waiting")] == [
+            ("1", None),
+            ("4", None),
+        ]
         store.record(Started("4", "cpu", 1))
         store.reclaim()
         store.record(Started("1", "cpu", 2))
         store.reclaim(killed=False)
-        assert [(row.task.id, row.attempts) for row in store.rows("waiting")] == [("1", 1), ("2", 2), ("4", 1)]
+        assert [(row.task.id, row.attempts) for row in store.rows("waiting")] == [
+            ("1", 1),
+            ("2", 2),
+            ("4", 1),
+        ]
 
 
-def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not(tmp_path: Path) -> None:
+def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "ledger.sqlite"
-    code = f"from latentsync_trt.batch.job_store import *; s = JobStore(Path({str(path)!r})); print(1, flush=True)"
+    code = (
+        "from latentsync_trt.batch.job_store import *; s = "
+        f"JobStore(Path({str(path)!r})); print(1, flush=True)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -123,7 +163,9 @@ def test_a_second_driver_is_refused_until_the_first_one_ends_but_readers_are_not
 
 
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
-    path, folder, foreign = (tmp_path / name for name in ("ledger.sqlite", "folder", "foreign.sqlite"))
+    path, folder, foreign = (
+        tmp_path / name for name in ("ledger.sqlite", "folder", "foreign.sqlite")
+    )
     path.write_text("not a database, but long enough to be taken for one by its size" * 20)
     folder.mkdir()
     with closing(sqlite3.connect(foreign)) as made:
@@ -134,7 +176,9 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path.unlink()
     for number, text in enumerate(("{}", "[" * 100_000)):  # no lock was left
         with closing(JobStore(path)) as store, closing(sqlite3.connect(path)) as other:
-            other.execute("insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text))
+            other.execute(
+                "insert into tasks (id, task, created_s) values (?, ?, 0)", (str(number), text)
+            )
             other.commit()
             with pytest.raises(OutputError, match="ledger cannot be used"):
                 store.row(str(number))
@@ -162,7 +206,8 @@ DAMAGED: dict[str, tuple[str, Any]] = {
 
 
 def test_tasks_of_damaged_rows_fail_and_all_others_are_there(tmp_path: Path) -> None:
-    path, good = tmp_path / "ledger.sqlite", tasks_in(tmp_path, 1)
+    path = tmp_path / "ledger.sqlite"
+    good = tasks_in(tmp_path, 1)
     with closing(JobStore(path)) as store:
         store.add([*good, *(Task(f"bad {name}", "v", "a", "o") for name in DAMAGED)])
     with closing(sqlite3.connect(path)) as other:
@@ -172,6 +217,8 @@ def test_tasks_of_damaged_rows_fail_and_all_others_are_there(tmp_path: Path) -> 
     with closing(JobStore(path)) as store:
         assert [row.task for row in store.rows("waiting")] == good
         failed = store.rows("failed")
-        assert {row.task.id for row in failed} >= {f"bad {name}" for name in DAMAGED if name != "an id"}
+        assert {row.task.id for row in failed} >= {
+            f"bad {name}" for name in DAMAGED if name != "an id"
+        }
         assert len(failed) == len(DAMAGED)
         assert all("its row of the ledger is damaged" in str(row.error) for row in failed)

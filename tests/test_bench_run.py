@@ -25,7 +25,18 @@ def bench(*arguments: str) -> Result:
 def both_presets(folder: Path) -> Result:
     """Writes `rows.json`."""
     video, audio = write_clip(folder, FRAMES)
-    words = ["--provider", "cpu", "--runs", "1", "--warm-up", "0", "--video", str(video), "--audio", str(audio)]
+    words = [
+        "--provider",
+        "cpu",
+        "--runs",
+        "1",
+        "--warm-up",
+        "0",
+        "--video",
+        str(video),
+        "--audio",
+        str(audio),
+    ]
     words += ["--preset", "fast", "--preset", "quality", "--steps", "1", "--guidance", "1"]
     return bench(*words, "--output", str(folder / "rows.json"))
 
@@ -39,7 +50,9 @@ def test_rows_have_times_of_stages_and_graphs_and_no_folders(tmp_path: Path) -> 
     content = (folder / "rows.json").read_text(encoding="utf-8")
     assert "secret-folder" not in content
     results = json.loads(content)
-    assert {"python", "onnxruntime", "cpu", "latentsync_trt", "command"} <= set(results["environment"])
+    assert {"python", "onnxruntime", "cpu", "latentsync_trt", "command"} <= set(
+        results["environment"]
+    )
     assert results["bundle"]["name"] == "demo"
     assert [row["preset"] for row in results["rows"]] == ["fast", "quality"]
     for row in results["rows"]:

@@ -1,4 +1,6 @@
-"""What TensorRT's engines are built for and kept under; tests/test_tensorrt_stand_in.py has how they are used."""
+"""What TensorRT's engines are built for and kept under; tests/test_tensorrt_stand_in.py has how
+they are used.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,13 +35,21 @@ def engines(bundle: Bundle, notices: list[str] | None = None, **options: Any) ->
     return SessionFactory(bundle, selection, RuntimeOptions(**options), cache)
 
 
-@pytest.mark.parametrize("name", ["../model.engine", "/tmp/model.engine", "C:\\model.engine", "other.engine", ""])
-def test_an_engine_outside_of_its_folder_is_not_loaded_but_built_again(toy: Bundle, name: str) -> None:
-    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context=name)
+@pytest.mark.parametrize(
+    "name", ["../model.engine", "/tmp/model.engine", "C:\\model.engine", "other.engine", ""]
+)
+def test_an_engine_outside_of_its_folder_is_not_loaded_but_built_again(
+    toy: Bundle, name: str
+) -> None:
+    node = helper.make_node(
+        "EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context=name
+    )
     model = helper.make_model(helper.make_graph([node], "context", [], []))
     notices: list[str] = []
     planted = engines(toy)
-    planted.cache.obtain(planted.key("denoise_step"), lambda folder: onnx.save(model, folder / CONTEXT_MODEL))
+    planted.cache.obtain(
+        planted.key("denoise_step"), lambda folder: onnx.save(model, folder / CONTEXT_MODEL)
+    )
     with pytest.raises(EngineBuildError):  # as there is no TensorRT to build it again
         engines(toy, notices).open("denoise_step")
     assert any("loads another engine than model.engine beside it" in notice for notice in notices)
@@ -48,7 +58,11 @@ def test_an_engine_outside_of_its_folder_is_not_loaded_but_built_again(toy: Bund
 def test_eight_bits_are_built_at_a_higher_level_unless_one_is_named(toy: Bundle) -> None:
     eight = replace(toy, manifest=replace(toy.manifest, precision="int8"))
     named = ("trt_builder_optimization_level=1",)
-    keys = [engines(bundle, provider_option=own).key("denoise_step") for bundle in (toy, eight) for own in ((), named)]
+    keys = [
+        engines(bundle, provider_option=own).key("denoise_step")
+        for bundle in (toy, eight)
+        for own in ((), named)
+    ]
     assert [key.options["optimization_level"] for key in keys] == ["3", "1", "4", "1"]
 
 

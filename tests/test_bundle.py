@@ -60,13 +60,20 @@ def test_graphs_are_compared_with_their_hashes_always_and_weights_when_asked(
     path = bundle.folder / name
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
     for verify in (True, False):
-        with pytest.raises(BundleError, match=f"{name} was changed") if verify or always else nullcontext():
+        with (
+            pytest.raises(BundleError, match=f"{name} was changed")
+            if verify or always
+            else nullcontext()
+        ):
             Bundle.load(bundle.folder, verify=verify)
 
 
 def test_a_lost_or_cut_file_is_noticed_without_hashing(bundle: Bundle) -> None:
     weights = bundle.folder / "net.weights"
-    for change, message in ((lambda: weights.write_bytes(b"short"), "instead of 256"), (weights.unlink, "is missing")):
+    for change, message in (
+        (lambda: weights.write_bytes(b"short"), "instead of 256"),
+        (weights.unlink, "is missing"),
+    ):
         change()
         with pytest.raises(BundleError, match=message):
             Bundle.load(bundle.folder, verify=False)
@@ -78,7 +85,11 @@ OUTSIDE = "which is no file of this folder"
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("format_version",), FORMAT_VERSION + 1, f"reads {FORMAT_VERSION}; export the model again"),
+        (
+            ("format_version",),
+            FORMAT_VERSION + 1,
+            f"reads {FORMAT_VERSION}; export the model again",
+        ),
         (("frames",), 10**9, "frames"),
         (("graphs", "vae_encoder", "inputs", 0, "shape", 1), 2.5, "graphs"),
         (("files", "../bundle/net.weights"), {"sha256": "0" * 64, "bytes": 256}, OUTSIDE),
@@ -86,7 +97,9 @@ OUTSIDE = "which is no file of this folder"
         (("graphs", "vae_encoder", "forms"), {"cuda": "gone.onnx"}, OUTSIDE),
     ],
 )
-def test_a_wrong_field_is_named(bundle: Bundle, place: tuple[Any, ...], value: Any, message: str) -> None:
+def test_a_wrong_field_is_named(
+    bundle: Bundle, place: tuple[Any, ...], value: Any, message: str
+) -> None:
     reseal(bundle.folder, place, value)
     with pytest.raises(BundleError, match=message) as caught:
         Bundle.load(bundle.folder)
@@ -96,7 +109,9 @@ def test_a_wrong_field_is_named(bundle: Bundle, place: tuple[Any, ...], value: A
 def field(number: int, content: bytes) -> bytes:
     """A field of a protobuf message; contents of up to 127 bytes."""
     tag = number << 3 | 2
-    return bytes([tag] if tag < 128 else [tag & 127 | 128, tag >> 7]) + bytes([len(content)]) + content
+    return (
+        bytes([tag] if tag < 128 else [tag & 127 | 128, tag >> 7]) + bytes([len(content)]) + content
+    )
 
 
 def changed_graph(folder: Path, added: bytes) -> Path:
@@ -104,7 +119,9 @@ def changed_graph(folder: Path, added: bytes) -> Path:
     shutil.copytree(small_bundle(), folder, dirs_exist_ok=True)
     graph = (folder / "vae_encoder.onnx").rename(folder / "vae_encoder.bin")
     reseal(folder, ("graphs", "vae_encoder", "file"), graph.name)
-    files = {name: asdict(entry) for name, entry in files_of(folder).items() if name != MANIFEST_NAME}
+    files = {
+        name: asdict(entry) for name, entry in files_of(folder).items() if name != MANIFEST_NAME
+    }
     reseal(folder, ("files",), files)
     Bundle.load(folder)
     graph.write_bytes(graph.read_bytes() + added)
@@ -112,7 +129,8 @@ def changed_graph(folder: Path, added: bytes) -> Path:
     return graph
 
 
-KEY, VALUE = field(1, b"location"), field(2, b"../other")
+KEY = field(1, b"location")
+VALUE = field(2, b"../other")
 TENSOR = field(13, KEY + VALUE)
 
 
@@ -120,7 +138,8 @@ TENSOR = field(13, KEY + VALUE)
     "added",
     [
         *(
-            field(7, field(5, field(13, entry)))  # an initializer of a graph, which is merged with the first one
+            # an initializer of a graph, which is merged with the first one
+            field(7, field(5, field(13, entry)))
             for entry in (
                 VALUE + KEY,
                 KEY + field(3, b"of a later version") + VALUE,
@@ -133,17 +152,30 @@ TENSOR = field(13, KEY + VALUE)
         field(7, field(1, field(5, field(6, field(5, TENSOR))))),  # a branch
         field(7, field(15, field(2, TENSOR))),  # a sparse initializer
         field(25, field(7, field(5, field(5, TENSOR)))),  # a function
-        field(7, field(1, field(4, b"EPContext") + field(5, field(1, b"ep_cache_context") + field(4, b"../other")))),
+        field(
+            7,
+            field(
+                1,
+                field(4, b"EPContext")
+                + field(5, field(1, b"ep_cache_context") + field(4, b"../other")),
+            ),
+        ),
     ],
 )
-def test_weights_and_engines_that_the_manifest_does_not_name_are_refused(tmp_path: Path, added: bytes) -> None:
+def test_weights_and_engines_that_the_manifest_does_not_name_are_refused(
+    tmp_path: Path, added: bytes
+) -> None:
     graph = changed_graph(tmp_path, added)
     assert "../other" in str(onnx.load(graph, load_external_data=False))
-    with pytest.raises(BundleError, match=r"vae_encoder\.bin: reads a file that the manifest does not name"):
+    with pytest.raises(
+        BundleError, match=r"vae_encoder\.bin: reads a file that the manifest does not name"
+    ):
         Bundle.load(tmp_path)
 
 
-@pytest.mark.parametrize("added", [b"\x3a\x05abc", b"\xff" * 20, b"\xba\x80\x80\x80\x10" + field(7, TENSOR)[1:]])
+@pytest.mark.parametrize(
+    "added", [b"\x3a\x05abc", b"\xff" * 20, b"\xba\x80\x80\x80\x10" + field(7, TENSOR)[1:]]
+)
 def test_what_is_no_graph_is_refused_whatever_its_name(tmp_path: Path, added: bytes) -> None:
     changed_graph(tmp_path, added)
     with pytest.raises(BundleError, match=r"vae_encoder\.bin: is no graph"):
@@ -161,7 +193,9 @@ def test_what_is_no_manifest(bundle: Bundle) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right that users of Windows lack")
-def test_links_and_folders_without_write_permission_are_read(bundle: Bundle, tmp_path: Path) -> None:
+def test_links_and_folders_without_write_permission_are_read(
+    bundle: Bundle, tmp_path: Path
+) -> None:
     bundle.folder.chmod(0o500)
     (tmp_path / "link").symlink_to(bundle.folder, target_is_directory=True)
     linked_files = tmp_path / "linked files"
@@ -183,7 +217,9 @@ def test_finding_by_path_and_name(tmp_path: Path) -> None:
     assert find_bundle("demo") == (demo_folder(), "built in")
     for name in ("nothing", "x" * 5000, "..", "bündle [bold]:C"):
         missing = runner.invoke(main, [*command, name])
-        assert (missing.exit_code, "demo, first, second" in missing.stderr) == (2, True), missing.stderr
+        assert (missing.exit_code, "demo, first, second" in missing.stderr) == (2, True), (
+            missing.stderr
+        )
     with pytest.raises(InputError, match="https://host/bundle: is a URL"):
         find_bundle("https://host/bundle")
 

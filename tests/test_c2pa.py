@@ -1,4 +1,6 @@
-"""Content credentials: what is written verifies and says what was done; what cannot sign is refused before a run."""
+"""Content credentials: what is written verifies and says what was done; what cannot sign is refused
+before a run.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,12 @@ import c2pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
@@ -53,14 +60,22 @@ def test_the_record_names_edit_tool_and_source(
     assert credentials.algorithm == algorithm
     sign(path, source, credentials)
     found, manifest = stored(path)
-    (actions,) = [entry["data"] for entry in manifest["assertions"] if entry["label"].startswith("c2pa.actions")]
+    (actions,) = [
+        entry["data"]
+        for entry in manifest["assertions"]
+        if entry["label"].startswith("c2pa.actions")
+    ]
     opened, edited = actions["actions"]
     assert found["validation_state"] == "Valid"
-    assert [status["code"] for status in found["validation_status"]] == ["signingCredential.untrusted"]
+    assert [status["code"] for status in found["validation_status"]] == [
+        "signingCredential.untrusted"
+    ]
     assert opened["action"] == "c2pa.opened"
     assert (edited["action"], edited["digitalSourceType"]) == ("c2pa.edited", SOURCE_TYPE)
     assert edited["softwareAgent"] == {"name": "latentsync-trt", "version": __version__}
-    assert [(one["title"], one["relationship"]) for one in manifest["ingredients"]] == [("source.mp4", "parentOf")]
+    assert [(one["title"], one["relationship"]) for one in manifest["ingredients"]] == [
+        ("source.mp4", "parentOf")
+    ]
     assert all((a == b).all() for a, b in zip(decoded(path), frames, strict=True))
     if suffix == ".mp4":
         assert xmp_of(path)["type"] == SOURCE_TYPE
@@ -104,18 +119,23 @@ def test_a_key_with_a_password_or_of_another_certificate(tmp_path: Path) -> None
     files = write_pair(tmp_path, key)
     files.key.write_bytes(p256().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     assert "the signature does not match" in refused(files)
-    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    files.key.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    )
     assert "a private key without a password" in refused(files)
     assert "out.mkv: cannot hold C2PA credentials" in refused(files, "out.mkv")
 
 
 def test_a_certificate_that_cannot_sign(tmp_path: Path) -> None:
-    assert "the certificate was not valid at time of signing" in refused(write_pair(tmp_path, p256(), days=(2, 9)))
+    assert "the certificate was not valid at time of signing" in refused(
+        write_pair(tmp_path, p256(), days=(2, 9))
+    )
 
 
 @pytest.mark.integration
 def test_a_run_signs_its_output(tmp_path: Path, lip_sync: LipSync) -> None:
-    path, pem = tmp_path / "out.mp4", write_pair(tmp_path, p256()).pem
+    path = tmp_path / "out.mp4"
+    pem = write_pair(tmp_path, p256()).pem
     lip_sync.sync(*write_clip(tmp_path, 5), path, SyncOptions(steps=1, guidance=1.0, c2pa=pem))
     found, manifest = stored(path)
     assert found["validation_state"] == "Valid"

@@ -52,7 +52,14 @@ def test_ls_shows_what_each_engine_is_for(place: Path) -> None:
     code, out, _ = run(place, "ls")
     assert code == 0
     row = next(line for line in out.splitlines() if "denoise_step" in line)
-    for cell in ("demo", "tensorrt fp16", "NVIDIA GeForce RTX 4090 (8.9)", "windows 1-4, height 64", "1.0 MB", "ready"):
+    for cell in (
+        "demo",
+        "tensorrt fp16",
+        "NVIDIA GeForce RTX 4090 (8.9)",
+        "windows 1-4, height 64",
+        "1.0 MB",
+        "ready",
+    ):
         assert cell in row
     assert f"engines: 3 in {place}, 3.0 MB" in out
     named = CliRunner(env={"LATENTSYNC_TRT_CACHE_DIR": str(place)})
@@ -61,7 +68,11 @@ def test_ls_shows_what_each_engine_is_for(place: Path) -> None:
     engines = content["engines"]
     assert 3 * SIZE_BYTES < sum(entry["size_bytes"] for entry in engines) <= content["total_bytes"]
     assert (engines[0]["state"], engines[0]["key"]["versions"]) == ("ready", KEY.versions)
-    assert [entry["key"]["graph"] for entry in engines] == ["denoise_step", "vae_encoder", "vae_decoder"]
+    assert [entry["key"]["graph"] for entry in engines] == [
+        "denoise_step",
+        "vae_encoder",
+        "vae_decoder",
+    ]
 
 
 def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path) -> None:
@@ -82,7 +93,9 @@ def test_verify_reads_every_byte(place: Path) -> None:
     code, out, _ = run(place, "ls", "--verify")
     assert code == 1
     assert "engine.bin was changed" in out
-    states = [item["state"] for item in json.loads(run(place, "ls", "--verify", "--json")[1])["engines"]]
+    states = [
+        item["state"] for item in json.loads(run(place, "ls", "--verify", "--json")[1])["engines"]
+    ]
     assert states == ["damaged", "ready", "ready"]
     assert engine.exists()
 

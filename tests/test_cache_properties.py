@@ -1,5 +1,7 @@
-"""The engine cache under random use: several processes, damage, leftovers of killed ones, and keys alike but for one
-field. Whatever happens, an engine that is found is the one that was built for its key."""
+"""The engine cache under random use: several processes, damage, leftovers of killed ones, and keys
+alike but for one field. Whatever happens, an engine that is found is the one that was built for its
+key.
+"""
 
 import os
 import random
@@ -53,7 +55,8 @@ def _change_record(entry: Path, chance: random.Random) -> None:
     content = bytearray(path.read_bytes())
     first = content.index(b'"graph"')  # not the bundle's name, which is for display
     last = content.index(b'"device_memory_bytes"')
-    place = chance.choice([index for index in range(first, last) if chr(content[index]).isalnum()])  # not a space
+    # not a space
+    place = chance.choice([index for index in range(first, last) if chr(content[index]).isalnum()])
     content[place] = ord("x") if content[place] != ord("x") else ord("y")
     path.write_bytes(content)
 
@@ -67,7 +70,9 @@ DAMAGES = (_cut_file, _change_file, _delete_file, _change_record, _write_record)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Several processes share a cache. `ready`: what the engine of each key was built with, where it can be used."""
+    """Several processes share a cache. `ready`: what the engine of each key was built with, where
+    it can be used.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,11 +131,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.leftovers() == []
 
     @rule(key=any_key, damage=st.sampled_from(DAMAGES), seed=st.integers(0, 1000))
-    def damage(self, key: EngineKey, damage: Callable[[Path, random.Random], None], seed: int) -> None:
+    def damage(
+        self, key: EngineKey, damage: Callable[[Path, random.Random], None], seed: int
+    ) -> None:
         assume(key.digest in self.ready)
         damage(self.cache / key.digest, random.Random(seed))
         del self.ready[key.digest]
-        # A process checks hashes once; a change of content that keeps the size is for the next one to find.
+        # A process checks hashes once; a change of content that keeps the size is for the next one
+        # to find.
         self.caches = [self.process() for _ in range(PROCESSES)]
 
     @rule(keys=st.tuples(any_key, any_key))
@@ -149,7 +157,9 @@ class CacheMachine(RuleBasedStateMachine):
         def build(folder: Path) -> None:
             cache = self.process()
             for entry in cache.entries():
-                assert cache.remove(entry) == ("it is being built again" if entry.folder.name == key.digest else "")
+                assert cache.remove(entry) == (
+                    "it is being built again" if entry.folder.name == key.digest else ""
+                )
             self.ready = {}
             self.builder(key)(folder)
 
@@ -169,17 +179,27 @@ class CacheMachine(RuleBasedStateMachine):
 
     def leftovers(self) -> list[str]:
         """What is in the cache besides engines and locks."""
-        names = (path.name for path in self.cache.iterdir()) if self.cache.is_dir() else ()
-        return [name for name in names if name != ".locks" and name not in {key.digest for key in KEYS}]
+        if self.cache.is_dir():
+            names = (path.name for path in self.cache.iterdir())
+        else:
+            names = ()
+        return [
+            name for name in names if name != ".locks" and name not in {key.digest for key in KEYS}
+        ]
 
 
-CacheMachine.TestCase.settings = settings(stateful_step_count=20, max_examples=min(settings().max_examples // 2, 1000))
+CacheMachine.TestCase.settings = settings(
+    stateful_step_count=20, max_examples=min(settings().max_examples // 2, 1000)
+)
 test_the_cache_under_random_use = pytest.mark.integration(CacheMachine.TestCase)
 
 
 def test_any_other_value_of_any_field_makes_another_digest_but_no_order_and_no_bundle() -> None:
     for name, value in asdict(KEY).items():
-        others = ["other"] if isinstance(value, str) else [{}, {**value, "other": "1"}, dict.fromkeys(value, "other")]
+        if isinstance(value, str):
+            others = ["other"]
+        else:
+            others = [{}, {**value, "other": "1"}, dict.fromkeys(value, "other")]
         for other in others:
             assert (replace(KEY, **{name: other}).digest == KEY.digest) == (name == "bundle")
         if isinstance(value, dict):

@@ -48,7 +48,11 @@ def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, tmp_path
     for words in commands:
         code, out, err = run(*words)
         assert (code, out) == (2, "")
-        for part in ("one (model 1.6, 64 px, fp32), two (", "`--bundle NAME`", "`latentsync-trt setup --use"):
+        for part in (
+            "one (model 1.6, 64 px, fp32), two (",
+            "`--bundle NAME`",
+            "`latentsync-trt setup --use",
+        ):
             assert part in err
 
 
@@ -61,19 +65,27 @@ def test_the_only_bundle_runs_and_is_named(checkpoints: Path) -> None:
 def test_the_choice_is_remembered(two: Path) -> None:
     code, out, err = run("setup", "--use", "1.6-512-fp16")
     assert (code, err) == (0, "")
-    assert out == f"{two / '1.6-512-fp16'}: runs where no --bundle is given (model 1.6, 64 px, fp16)\n"
+    assert (
+        out == f"{two / '1.6-512-fp16'}: runs where no --bundle is given (model 1.6, 64 px, fp16)\n"
+    )
     assert find_bundle(None) == (two / "1.6-512-fp16", "chosen with `setup --use`")
     assert "bundle 1.6-512-fp16 (chosen with `setup --use`)" in run("build", "--provider", "cpu")[2]
     assert find_bundle("1.6-512-int8")[0] == two / "1.6-512-int8"
-    assert run("setup", "--use", str(two / "1.6-512-int8"))[0] == 0  # a path, as the shell completes it
+    # a path, as the shell completes it
+    assert run("setup", "--use", str(two / "1.6-512-int8"))[0] == 0
     assert find_bundle(None)[0] == two / "1.6-512-int8"
-    assert sorted(path.name for path in two.iterdir()) == ["1.6-512-fp16", "1.6-512-int8", CHOICE_NAME]
+    assert sorted(path.name for path in two.iterdir()) == [
+        "1.6-512-fp16",
+        "1.6-512-int8",
+        CHOICE_NAME,
+    ]
     verdict = json.loads(run("doctor", "--json")[1])["verdict"]
     assert "1.6-512-int8" in verdict["text"]
 
 
 def test_a_new_bundle_says_how_to_run_it(two: Path, tmp_path: Path) -> None:
-    elsewhere, new = make_bundle(tmp_path / "1.6-512-fp16").folder, two / "1.6-512-int8"
+    elsewhere = make_bundle(tmp_path / "1.6-512-fp16").folder
+    new = two / "1.6-512-int8"
     assert run("setup", "--use", "1.6-512-fp16")[0] == 0
     assert f"--bundle {elsewhere}" in note_on_default(elsewhere)
     assert "setup --use 1.6-512-int8" in note_on_default(new)
@@ -84,7 +96,9 @@ def test_a_new_bundle_says_how_to_run_it(two: Path, tmp_path: Path) -> None:
 def test_a_choice_that_is_gone_is_an_error(two: Path) -> None:
     run("setup", "--use", "1.6-512-int8")
     (two / "1.6-512-int8").rename(two / "renamed")
-    with pytest.raises(BundleError, match=r"names '1.6-512-int8', but there is no such bundle; .*renamed") as caught:
+    with pytest.raises(
+        BundleError, match=r"names '1.6-512-int8', but there is no such bundle; .*renamed"
+    ) as caught:
         find_bundle(None)
     assert caught.value.usage
     assert run("setup", "--use", "1.6-512-fp16")[0] == 0

@@ -27,15 +27,28 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 def listed(*words: str) -> set[str]:
     """The options that a help text lists."""
-    return set(re.findall(r"^ {2}(?:-\w {2}| {4})?(--[\w-]+)", run("sync", *words)[1], re.MULTILINE))
+    return set(
+        re.findall(r"^ {2}(?:-\w {2}| {4})?(--[\w-]+)", run("sync", *words)[1], re.MULTILINE)
+    )
 
 
 def test_help_is_short_and_help_all_has_all_but_what_is_for_diagnosis() -> None:
-    short, full = listed("--help"), listed("--help-all")
-    assert {"--video", "--audio", "--output", "--preview", "--resume", "--codec", "--help-all"} < short < full
+    short = listed("--help")
+    full = listed("--help-all")
+    assert (
+        {"--video", "--audio", "--output", "--preview", "--resume", "--codec", "--help-all"}
+        < short
+        < full
+    )
     assert len(short) < 20
     every = {param.opts[0] for param in sync_command.params if isinstance(param, click.Option)}
-    diagnosis = {"--audio-segments", "--cuda-graph", "--engine-cache", "--graph-variant", "--provider-option"}
+    diagnosis = {
+        "--audio-segments",
+        "--cuda-graph",
+        "--engine-cache",
+        "--graph-variant",
+        "--provider-option",
+    }
     assert every - full == {*diagnosis, "--syncnet"}
 
 
@@ -47,13 +60,26 @@ def test_earlier_names_of_options_are_taken(tmp_path: Path) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "torch", "onnxruntime", "matplotlib", "cv2", "av", "numpy", "psutil", "rich.progress", "asyncio", "msgspec"
+    heavy = (
+        "torch",
+        "onnxruntime",
+        "matplotlib",
+        "cv2",
+        "av",
+        "numpy",
+        "psutil",
+        "rich.progress",
+        "asyncio",
+        "msgspec",
+    )
     code = (
         "import sys; from click.testing import CliRunner; from latentsync_trt.cli import main; "
         "assert CliRunner().invoke(main, ['sync', '--help-all']).exit_code == 0; "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "[]"
 
 
@@ -82,7 +108,10 @@ def test_files_by_place_fill_what_options_leave_open() -> None:
     given = ("v.mp4", "a.wav"), ("v.mp4", "--audio", "a.wav"), ("--video", "v.mp4", "a.wav")
     for arguments in given:
         code, _, err = run("sync", *arguments)
-        assert (code, err) == (1, "error: v.mp4: is empty (0 bytes); copy or download it again\n"), arguments
+        assert (code, err) == (
+            1,
+            "error: v.mp4: is empty (0 bytes); copy or download it again\n",
+        ), arguments
 
 
 @pytest.fixture
@@ -97,7 +126,10 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_holds_defaults_of_each_command(users: Path, here: Path) -> None:
     """One beside the work, else the user's, or any other by name; options override it."""
     # As editors and shells of Windows write it.
-    for folder, table, encoding in ((users, "max-gb = 3", "utf-8-sig"), (here / "work", "max_gb = -1", "utf-16")):
+    for folder, table, encoding in (
+        (users, "max-gb = 3", "utf-8-sig"),
+        (here / "work", "max_gb = -1", "utf-16"),
+    ):
         text = f"[cache.prune]\n{table}\n[sync]\nspeaker = '0=a.wav'\ndevice = [0, 1]\n"
         (folder / CONFIG).write_text(text, encoding=encoding)
     prune = ("cache", "prune", "--engine-cache", str(here / "none"))
@@ -133,7 +165,9 @@ def test_a_file_of_the_current_folder_says_what_it_sets() -> None:
         ("setup", "yes = true"),
     ],
 )
-def test_no_file_of_the_current_folder_opens_a_door(users: Path, here: Path, name: str, option: str) -> None:
+def test_no_file_of_the_current_folder_opens_a_door(
+    users: Path, here: Path, name: str, option: str
+) -> None:
     """One of the user's own folder does, and one that is named."""
     text = f"[{name}]\n{option}\n" + ("bundle = 'none'\n" if name in ("serve", "sync") else "")
     for folder in (users, here / "work"):

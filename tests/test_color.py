@@ -1,4 +1,6 @@
-"""Color tags reach the output; pictures that would come out wrong are refused with the command that converts them."""
+"""Color tags reach the output; pictures that would come out wrong are refused with the command that
+converts them.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +28,14 @@ def tags(path: Path) -> ColorTags:
     """What players read: the tags of the stream, which must be those of its pictures."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        frame, context = next(container.decode(stream)), stream.codec_context
-        of_stream = context.color_primaries, context.color_trc, context.colorspace, context.color_range
+        frame = next(container.decode(stream))
+        context = stream.codec_context
+        of_stream = (
+            context.color_primaries,
+            context.color_trc,
+            context.colorspace,
+            context.color_range,
+        )
         of_frame = frame.color_primaries, frame.color_trc, frame.colorspace, frame.color_range
         assert tuple(map(int, of_stream)) == tuple(map(int, of_frame))
         primaries, transfer, matrix, color_range = map(int, of_stream)
@@ -53,12 +61,18 @@ def test_tags_survive_every_conversion(
 
 @pytest.mark.parametrize("pixel_format", ["gray", "gray10le"])
 @pytest.mark.parametrize("full_range", [False, True])
-def test_gray_is_read_in_the_range_of_its_tag(tmp_path: Path, pixel_format: str, full_range: bool) -> None:
+def test_gray_is_read_in_the_range_of_its_tag(
+    tmp_path: Path, pixel_format: str, full_range: bool
+) -> None:
     black, white = (0, 255) if full_range else (16, 235)
     codes = np.full((64, 96, 3), black, np.uint8)  # equal R, G and B become the codes of gray
     codes[:, 48:] = white
     source = write_video(
-        tmp_path / "in.mkv", [codes], codec="ffv1", pixel_format=pixel_format, color=ColorTags(1, 1, 1, full_range)
+        tmp_path / "in.mkv",
+        [codes],
+        codec="ffv1",
+        pixel_format=pixel_format,
+        color=ColorTags(1, 1, 1, full_range),
     )
     (frame,) = read_frames(source)
     assert frame.rgb[10, 10].tolist() == [0] * 3
@@ -68,7 +82,8 @@ def test_gray_is_read_in_the_range_of_its_tag(tmp_path: Path, pixel_format: str,
 @pytest.mark.parametrize("name", ["1.jpg", "1.tif", "1.jp2", "1.pgm", "1.tga", "1.pbm", "1.avi"])
 def test_gray_without_a_tag_has_full_range(tmp_path: Path, name: str) -> None:
     """Pictures of common forms, and raw video."""
-    levels, source = np.full((64, 96), 128, np.uint8), tmp_path / name
+    levels = np.full((64, 96), 128, np.uint8)
+    source = tmp_path / name
     levels[:16] = 0
     levels[48:] = 255
     if name == "1.avi":
@@ -91,8 +106,13 @@ def test_pictures_in_ycbcr_are_those_of_jpeg(tmp_path: Path, name: str) -> None:
     assert np.abs(frame.rgb[10, 10].astype(int) - levels[0, 0]).max() <= 2
 
 
-LEFT, CENTER, TOP_LEFT, TOP = (0, 1), (1, 1), (0, 0), (1, 0)
-"""How far a chroma sample lies to the right of and below the first pixel that it covers, in half pixels."""
+LEFT = (0, 1)
+CENTER = (1, 1)
+TOP_LEFT = (0, 0)
+TOP = (1, 0)
+"""How far a chroma sample lies to the right of and below the first pixel that it covers, in half
+pixels.
+"""
 
 DEEP = {"codec": "libx265", "pixel_format": "yuv420p10le"}
 
@@ -111,7 +131,12 @@ DEEP = {"codec": "libx265", "pixel_format": "yuv420p10le"}
     ],
 )
 def test_the_place_of_chroma_samples_is_kept_or_its_loss_told(
-    tmp_path: Path, form: dict[str, Any], place: str, output: str, codec: str, kept: tuple[int, int] | None
+    tmp_path: Path,
+    form: dict[str, Any],
+    place: str,
+    output: str,
+    codec: str,
+    kept: tuple[int, int] | None,
 ) -> None:
     options = {**(HEVC if form == DEEP else {}), "chroma_sample_location": place}
     source = write_video(tmp_path / "in.mov", numbered(2), options=options, **form)
@@ -121,12 +146,16 @@ def test_the_place_of_chroma_samples_is_kept_or_its_loss_told(
 
 
 def test_chroma_moves_with_its_place(tmp_path: Path) -> None:
-    """From 4:2:0 whose samples lie at the top left to 4:2:2; from RGB to 4:2:0 with them at the left."""
+    """From 4:2:0 whose samples lie at the top left to 4:2:2; from RGB to 4:2:0 with them at the
+    left.
+    """
     ramp = np.linspace(60, 188, 64, dtype=np.uint8)
     frame = av.VideoFrame(64, 64, "yuv420p")
     for plane, levels in zip(frame.planes, (ramp, ramp[::2], ramp[::2]), strict=True):
         plane.update(np.repeat(levels, plane.line_size).tobytes())
-    source = write_video(tmp_path / "in.mkv", [frame], codec="ffv1", options={"chroma_sample_location": "topleft"})
+    source = write_video(
+        tmp_path / "in.mkv", [frame], codec="ffv1", options={"chroma_sample_location": "topleft"}
+    )
     rewritten(source, tmp_path / "out.mov", codec="prores")
     ((_, (_, blue, _)),) = decoded_planes(tmp_path / "out.mov")
     assert abs((blue[4:60, 16] / 4 - ramp[4:60]).mean()) < 0.3  # elsewhere: 1
@@ -150,8 +179,11 @@ def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) ->
             planes = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
                 format="yuv420p", dst_colorspace=matrix, dst_color_range=1 + full_range
             )
-            times, color = [*range(400 * index, 400 * index + 400, 40)], ColorTags(matrix=matrix, full_range=full_range)
-            part = write_video(tmp_path / "part.ts", [planes] * 10, times=times, color=color, options={"crf": "4"})
+            times = [*range(400 * index, 400 * index + 400, 40)]
+            color = ColorTags(matrix=matrix, full_range=full_range)
+            part = write_video(
+                tmp_path / "part.ts", [planes] * 10, times=times, color=color, options={"crf": "4"}
+            )
             target.write(part.read_bytes())
     found = list(read_frames(joined))
     assert len(found) > 25  # some pictures are lost where the parts meet
@@ -177,7 +209,9 @@ HIDDEN_ALPHA = ("clip.webm", "libvpx-vp9", "yuva420p")  # which FFmpeg's decoder
 
 @pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, HIDDEN_ALPHA])
 def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_format: str) -> None:
-    source = write_video(tmp_path / name, [HALF_TRANSPARENT] * 2, codec=codec, pixel_format=pixel_format)
+    source = write_video(
+        tmp_path / name, [HALF_TRANSPARENT] * 2, codec=codec, pixel_format=pixel_format
+    )
     with pytest.raises(MediaError, match=rf"{name}: is transparent"):
         probe(source)
 
@@ -185,18 +219,24 @@ def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_fo
 def test_a_recording_that_is_only_marked_as_transparent_is_read(tmp_path: Path) -> None:
     """As Chromium marks all."""
     marks = {"alpha_mode": "1"}
-    clip = write_video(tmp_path / "clip.webm", numbered(2), codec="libvpx", options={}, metadata=marks)
+    clip = write_video(
+        tmp_path / "clip.webm", numbered(2), codec="libvpx", options={}, metadata=marks
+    )
     with av.open(str(clip)) as opened:
         assert opened.streams.video[0].metadata["alpha_mode"] == "1"
     assert probe(clip).width_px == 96
 
 
-@pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, ("clip.mkv", "ffv1", "bgr0")])
+@pytest.mark.parametrize(
+    ("name", "codec", "pixel_format"), [*WITH_ALPHA, ("clip.mkv", "ffv1", "bgr0")]
+)
 @pytest.mark.parametrize("alpha", [255, 0])
 def test_alpha_channels_of_one_value_are_no_transparency(
     tmp_path: Path, name: str, codec: str, pixel_format: str, alpha: int
 ) -> None:
-    """Many programs write an alpha channel although the picture is opaque, or leave the fourth byte empty."""
+    """Many programs write an alpha channel although the picture is opaque, or leave the fourth byte
+    empty.
+    """
     picture = HALF_TRANSPARENT.copy()
     picture[..., 3] = alpha
     source = write_video(tmp_path / name, [picture] * 2, codec=codec, pixel_format=pixel_format)

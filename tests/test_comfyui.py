@@ -1,4 +1,6 @@
-"""The nodes of integrations/comfyui: what they convert, their files, and a run in ComfyUI where there is one."""
+"""The nodes of integrations/comfyui: what they convert, their files, and a run in ComfyUI where
+there is one.
+"""
 
 import importlib.util
 import json
@@ -35,23 +37,31 @@ def test_images_come_back_rounded_to_8_bits(clips: ModuleType, tmp_path: Path) -
     images = torch.rand((9, 33, 47, 3), generator=torch.Generator().manual_seed(0))
     path = clips.write_images(tmp_path / "a.mkv", images, 29.97002997)
     times_s = [float(frame.source_s) for frame in read_frames(path)]
-    assert times_s == pytest.approx([index * 1001 / 30000 for index in range(9)], abs=0.001)  # Matroska's precision
+    # Matroska's precision
+    assert times_s == pytest.approx([index * 1001 / 30000 for index in range(9)], abs=0.001)
     assert torch.equal(clips.read_images(path, 9), (images * 255).round() / 255)
 
 
 def test_sound_stays_as_it_is(clips: ModuleType, tmp_path: Path) -> None:
     waveform = torch.rand((1, 2, 999)) * 2 - 1
-    rate_hz, samples = wavfile.read(clips.write_sound(tmp_path / "a.wav", {"waveform": waveform, "sample_rate": 44100}))
+    rate_hz, samples = wavfile.read(
+        clips.write_sound(tmp_path / "a.wav", {"waveform": waveform, "sample_rate": 44100})
+    )
     assert rate_hz == 44100
     assert np.array_equal(samples.T, waveform[0].numpy())
 
 
-@pytest.mark.parametrize("how", [{"dtype": torch.bfloat16}, {"dtype": torch.float64}, {"requires_grad": True}])
+@pytest.mark.parametrize(
+    "how", [{"dtype": torch.bfloat16}, {"dtype": torch.float64}, {"requires_grad": True}]
+)
 def test_tensors_of_any_precision_and_with_gradients_are_taken(
     clips: ModuleType, tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    images, waveform = torch.full((2, 7, 5, 3), 0.5, **how), torch.full((1, 6, 99), 0.5, **how)
-    assert (clips.read_images(clips.write_images(tmp_path / "a.mkv", images, "25"), 2) == 128 / 255).all()
+    images = torch.full((2, 7, 5, 3), 0.5, **how)
+    waveform = torch.full((1, 6, 99), 0.5, **how)
+    assert (
+        clips.read_images(clips.write_images(tmp_path / "a.mkv", images, "25"), 2) == 128 / 255
+    ).all()
     rate_hz, samples = wavfile.read(
         clips.write_sound(tmp_path / "a.wav", {"waveform": waveform, "sample_rate": "48000.0"})
     )
@@ -60,9 +70,16 @@ def test_tensors_of_any_precision_and_with_gradients_are_taken(
 
 def test_what_is_no_sound_is_refused_with_a_sentence(clips: ModuleType, tmp_path: Path) -> None:
     waveforms = (None, np.zeros((1, 1, 9)), *map(torch.zeros, ((1, 1, 0), (2, 1, 9), (1, 9))))
-    wrong = [*waveforms, torch.zeros((1, 1, 9), dtype=torch.int16), torch.full((1, 1, 9), torch.nan)]
+    wrong = [
+        *waveforms,
+        torch.zeros((1, 1, 9), dtype=torch.int16),
+        torch.full((1, 1, 9), torch.nan),
+    ]
     audios = [None, {}, *({"waveform": each, "sample_rate": 16_000} for each in wrong)]
-    audios += [{"waveform": torch.zeros((1, 1, 9)), "sample_rate": rate_hz} for rate_hz in (None, 0, "x", 22050.5)]
+    audios += [
+        {"waveform": torch.zeros((1, 1, 9)), "sample_rate": rate_hz}
+        for rate_hz in (None, 0, "x", 22050.5)
+    ]
     for audio in audios:
         with pytest.raises(InputError, match=r"^audio: "):
             clips.write_sound(tmp_path / "a.wav", audio)
@@ -70,7 +87,8 @@ def test_what_is_no_sound_is_refused_with_a_sentence(clips: ModuleType, tmp_path
 
 def test_what_is_no_picture_is_refused_with_a_sentence(clips: ModuleType, tmp_path: Path) -> None:
     shapes = (0, 8, 8, 3), (8, 8, 3), (1, 8, 8, 4), (1, 8, 8)
-    bytes_, nan = torch.zeros((1, 8, 8, 3), dtype=torch.uint8), torch.full((1, 8, 8, 3), torch.nan)
+    bytes_ = torch.zeros((1, 8, 8, 3), dtype=torch.uint8)
+    nan = torch.full((1, 8, 8, 3), torch.nan)
     for images in (None, bytes_, nan, *map(torch.zeros, shapes)):
         with pytest.raises(InputError, match=r"^images: "):
             clips.write_images(tmp_path / "a.mkv", images, 25.0)
@@ -105,7 +123,9 @@ def test_bad_options_are_refused(clips: ModuleType, text: str, message: str) -> 
 def test_example_workflow_is_what_the_script_runs(name: str) -> None:
     """The template that people open, and the same for ComfyUI's HTTP API."""
     wanted = json.loads((NODES / "api_workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    graph = json.loads((NODES / "example_workflows" / f"lip-sync-{name}.json").read_text(encoding="utf-8"))
+    graph = json.loads(
+        (NODES / "example_workflows" / f"lip-sync-{name}.json").read_text(encoding="utf-8")
+    )
     sources = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
     assert {str(node["id"]): (node["type"], _inputs(node, sources)) for node in graph["nodes"]} == {
         number: (node["class_type"], node["inputs"]) for number, node in wanted.items()
@@ -116,7 +136,9 @@ def _inputs(node: dict[str, Any], sources: dict[int, Any]) -> dict[str, Any]:
     """A node's inputs as the API has them: values of widgets in their order, unless linked."""
     named = [one["name"] for one in node["inputs"] if "widget" in one]
     inputs = dict(zip(named, node.get("widgets_values", ()), strict=True))
-    inputs |= {one["name"]: sources[one["link"]] for one in node["inputs"] if one.get("link") is not None}
+    inputs |= {
+        one["name"]: sources[one["link"]] for one in node["inputs"] if one.get("link") is not None
+    }
     return {name: value for name, value in inputs.items() if name not in ("audioUI", "upload")}
 
 
@@ -127,6 +149,16 @@ def test_nodes_run_in_comfyui(tmp_path: Path) -> None:
     if checkout is None:
         pytest.skip("the environment variable COMFYUI does not name a checkout of ComfyUI")
     python = os.environ.get("COMFYUI_PYTHON", sys.executable)
-    command = [ROOT / "scripts" / "run_comfyui.py", "--comfyui", checkout, "--python", python, "--out", tmp_path]
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
+    command = [
+        ROOT / "scripts" / "run_comfyui.py",
+        "--comfyui",
+        checkout,
+        "--python",
+        python,
+        "--out",
+        tmp_path,
+    ]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""`compare` as users run it, on small networks with random weights and a copy whose weights differ a little."""
+"""`compare` as users run it, on small networks with random weights and a copy whose weights differ
+a little.
+"""
 
 import json
 import math
@@ -29,12 +31,25 @@ def compare(*arguments: str | Path) -> Result:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small bundle against a copy with noise, on one clip; the folder's name must not appear in the report."""
+    """The small bundle against a copy with noise, on one clip; the folder's name must not appear in
+    the report.
+    """
     folder = tmp_path_factory.mktemp("secret-folder")
     clip = write_clip(folder, FRAMES)
     noisy = perturbed_copy(small_bundle(), folder / "noisy", 0.8)
     out = folder / "out" / "report.html"
-    result = compare(small_bundle(), noisy, "--video", clip[0], "--audio", clip[1], "--output", out, *RUN, "--json")
+    result = compare(
+        small_bundle(),
+        noisy,
+        "--video",
+        clip[0],
+        "--audio",
+        clip[1],
+        "--output",
+        out,
+        *RUN,
+        "--json",
+    )
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     (folder / "report.json").write_text(result.stdout)
     return folder
@@ -53,7 +68,8 @@ def test_json_and_page_have_bundles_settings_faces_and_lips_and_no_paths(folder:
         assert 0.5 < area["ssim"] < 1
         assert area["frames"] == FRAMES
     assert [lips["verdict"] for lips in clip["lips"]] == ["cannot tell"] * 2
-    page, mouth = (folder / "out" / "report.html").read_text(encoding="utf-8"), clip["areas"]["mouth"]
+    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
+    mouth = clip["areas"]["mouth"]
     assert f"<td>{mouth['psnr_db']:.1f} dB, SSIM {mouth['ssim']:.4f}" in page
     assert "perturbed (fp32) against demo (fp32)" in page
     assert 'src="data:image/png;base64,' in page
@@ -66,7 +82,11 @@ def test_json_and_page_have_bundles_settings_faces_and_lips_and_no_paths(folder:
 
 def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
     out = folder / "out"
-    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.mp4", "report.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "report.html",
+        "report.mp4",
+        "report.png",
+    ]
     frames = decoded(out / "report.mp4")
     assert len(frames) == FRAMES
     assert frames[0].shape == (256, 4 * 256, 3)
@@ -78,11 +98,18 @@ def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
     assert len(samples) / rate_hz == pytest.approx(FRAMES / 25, abs=0.1)
 
 
-def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(tmp_path: Path) -> None:
+def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(
+    tmp_path: Path,
+) -> None:
     source, speech = write_clip(tmp_path, 3)
     frames = np.stack([*islice(camera_frames(Fraction(3, 25)), 3)]).astype(np.int16)
     a, b = (
-        write_video(tmp_path / name, (frames + levels).clip(0, 255).astype(np.uint8), codec="ffv1", pixel_format="bgr0")
+        write_video(
+            tmp_path / name,
+            (frames + levels).clip(0, 255).astype(np.uint8),
+            codec="ffv1",
+            pixel_format="bgr0",
+        )
         for name, levels in (("first.mkv", -40), ("second.mkv", -38))
     )
     result = compare(a, b, "--clip", source, "--audio", speech, "--out", tmp_path / "videos.html")
@@ -96,9 +123,14 @@ def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(tm
     assert "measured in the frames of the two files" in page
     assert "the same noise" not in page
     small = write_video(tmp_path / "small.mp4", (frame[:400, :400] for frame in decoded(a)))
-    result = compare(source, small, "--video", source, "--audio", speech, "--output", tmp_path / "x.html")
+    result = compare(
+        source, small, "--video", source, "--audio", speech, "--output", tmp_path / "x.html"
+    )
     assert result.exit_code == 1
-    assert "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size" in result.stderr
+    assert (
+        "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size"
+        in result.stderr
+    )
     assert not list(tmp_path.glob("x.*"))
 
 
@@ -110,13 +142,27 @@ def test_an_unusable_clip_fails_with_one_line_and_leaves_no_files(tmp_path: Path
         (blank, speech, "blank.mp4: no face in any of the 4 frames searched"),
         (face, face, "name the speech with --audio"),
     ):
-        result = compare(small_bundle(), small_bundle(), "--video", clip, "--audio", audio, "--output", out, *RUN, "-q")
+        result = compare(
+            small_bundle(),
+            small_bundle(),
+            "--video",
+            clip,
+            "--audio",
+            audio,
+            "--output",
+            out,
+            *RUN,
+            "-q",
+        )
         assert result.exit_code == 1, result.output
         assert reason in result.stderr
         assert len(result.stderr.strip().splitlines()) == 1
         assert list(out.parent.iterdir()) == []
     for words, reason in (
-        ((small_bundle(), "nowhere", "--video", face, "--audio", speech), "nowhere: no bundle there"),
+        (
+            (small_bundle(), "nowhere", "--video", face, "--audio", speech),
+            "nowhere: no bundle there",
+        ),
         ((tmp_path / "gone.mp4", face, "--video", face), f"{tmp_path / 'gone.mp4'}: no such file"),
         ((face, blank), "--video"),
     ):

@@ -1,4 +1,6 @@
-"""The child process that compiles a graph, where it crashes. tests/test_tensorrt_stand_in.py has all else of it."""
+"""The child process that compiles a graph, where it crashes. tests/test_tensorrt_stand_in.py has
+all else of it.
+"""
 
 import os
 import re
@@ -18,7 +20,9 @@ def compiled(folder: Path, source: str) -> Answer:
     """The answer of a compiler that its process finds as `tensorrt`, for a graph that is none."""
     (folder / "graph.onnx").write_text("the graph", encoding="utf-8")
     (folder / "tensorrt.py").write_text(f"import os\n{source}", encoding="utf-8")
-    return run_compiler(CompileOrder("tensorrt", str(folder / "graph.onnx"), {}), {"PYTHONPATH": str(folder)})
+    return run_compiler(
+        CompileOrder("tensorrt", str(folder / "graph.onnx"), {}), {"PYTHONPATH": str(folder)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,5 +51,8 @@ def test_a_compiler_that_crashes_is_a_refusal(tmp_path: Path, source: str, expec
     ],
 )
 def test_a_compiler_without_memory_is_not_a_refusal(tmp_path: Path, source: str) -> None:
-    with pytest.raises(OutOfMemory, match=r"graph\.onnx: the compiler was killed, most likely for memory; close other"):
+    with pytest.raises(
+        OutOfMemory,
+        match=r"graph\.onnx: the compiler was killed, most likely for memory; close other",
+    ):
         compiled(tmp_path, source)

@@ -1,4 +1,6 @@
-"""After painting: faces fade in and out where they begin and end inside a shot; enhancers of other packages."""
+"""After painting: faces fade in and out where they begin and end inside a shot; enhancers of other
+packages.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,10 @@ from tests.clips import decoded, write_clip
 Shown = tuple[set[int], int | None]
 """People and shot of a frame."""
 
-NO_FACE, ONE, BOTH, OTHER = (set[int](), 0), ({0}, 0), ({0, 1}, 0), ({1}, 0)
+NO_FACE = (set[int](), 0)
+ONE = ({0}, 0)
+BOTH = ({0, 1}, 0)
+OTHER = ({1}, 0)
 OUTSIDE = set[int](), None
 
 
@@ -26,12 +31,20 @@ OUTSIDE = set[int](), None
     ("shown", "quarters"),
     [
         pytest.param(
-            [*[ONE] * 6, *[NO_FACE] * 4, *[ONE] * 6], ["4443210000123444"], id="around a gap, not at the ends"
+            [*[ONE] * 6, *[NO_FACE] * 4, *[ONE] * 6],
+            ["4443210000123444"],
+            id="around a gap, not at the ends",
         ),
-        pytest.param([*[ONE] * 2, NO_FACE, ONE, *[NO_FACE] * 3, ONE], ["44040004"], id="not around a flash"),
+        pytest.param(
+            [*[ONE] * 2, NO_FACE, ONE, *[NO_FACE] * 3, ONE], ["44040004"], id="not around a flash"
+        ),
         pytest.param([OUTSIDE, *[ONE] * 7, OUTSIDE], ["012343210"], id="where no shot is known"),
         pytest.param([NO_FACE, *[({0}, 1)] * 5, (set(), 2)], ["0444440"], id="not at a cut"),
-        pytest.param([*[ONE] * 2, *[BOTH] * 6, *[OTHER] * 2], ["4444432100", "0012344444"], id="each for itself"),
+        pytest.param(
+            [*[ONE] * 2, *[BOTH] * 6, *[OTHER] * 2],
+            ["4444432100", "0012344444"],
+            id="each for itself",
+        ),
     ],
 )
 def test_faces_fade(shown: list[Shown], quarters: list[str]) -> None:
@@ -66,13 +79,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A package with enhancers, as pip installs it."""
     site = tmp_path_factory.mktemp("site")
     (site / "some_enhancers.py").write_text(
-        "class Same:\n    def enhance(self, face):\n        return face\n\nclass Other:\n    pass\n", encoding="utf-8"
+        "class Same:\n    def enhance(self, face):\n  "
+        "      return face\n\nclass Other:\n    pass\n",
+        encoding="utf-8",
     )
     folder = site / "some_enhancers-1.0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-enhancers\nVersion: 1.0\n", encoding="utf-8")
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: some-enhancers\nVersion: 1.0\n", encoding="utf-8"
+    )
     (folder / "entry_points.txt").write_text(
-        "[latentsync_trt.enhancers]\nsame = some_enhancers:Same\nlost = not_installed_at_all:Thing\n"
+        "[latentsync_trt.enhancers]\nsame = "
+        "some_enhancers:Same\nlost = not_installed_at_all:Thing\n"
         "none = some_enhancers:Other\n",
         encoding="utf-8",
     )
@@ -107,7 +125,9 @@ def test_one_that_cannot_be_used_is_named(installed, name, message):
     ids=["stretched", "NaN"],
 )
 def test_a_wrong_result_names_the_enhancer(result, message):
-    with pytest.raises(InputError, match=f"enhancer Returning: enhance {message}.*; it must return"):
+    with pytest.raises(
+        InputError, match=f"enhancer Returning: enhance {message}.*; it must return"
+    ):
         enhanced(FACE, Returning(result))
 
 
@@ -118,7 +138,9 @@ def test_sync_pastes_what_the_enhancer_returns(tmp_path: Path, lip_sync: LipSync
     options = SyncOptions(steps=1, guidance=1)
     lip_sync.sync(*clip, tmp_path / "out.mp4", options, helpers=Helpers(enhancer=green))
     with pytest.raises(InputError, match="enhancer Returning"):
-        lip_sync.sync(*clip, tmp_path / "none.mp4", options, helpers=Helpers(enhancer=Returning(None)))
+        lip_sync.sync(
+            *clip, tmp_path / "none.mp4", options, helpers=Helpers(enhancer=Returning(None))
+        )
     for before, after in zip(decoded(clip[0]), decoded(tmp_path / "out.mp4"), strict=True):
         red, shade, blue = np.moveaxis(after.astype(int), -1, 0)
         mouth = (shade > 200) & (red < 60) & (blue < 60)

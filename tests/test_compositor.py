@@ -1,4 +1,6 @@
-"""Generated faces go back into their frames, and nothing else changes, also in a search at random."""
+"""Generated faces go back into their frames, and nothing else changes, also in a search at
+random.
+"""
 
 from math import cos, sin
 
@@ -24,7 +26,9 @@ def face_at(frame: np.ndarray, x: float, y: float, scale: float = 1.0) -> Aligne
 @pytest.mark.parametrize("resolution", [256, 512])
 @pytest.mark.parametrize("scale", [0.15, 1.0, 3.0])
 def test_an_unchanged_face_gives_the_frame_back(resolution, scale):
-    """A generated face equal to the aligned image gives the frame back, at any size of the face and the network."""
+    """A generated face equal to the aligned image gives the frame back, at any size of the face and
+    the network.
+    """
     y, x = np.mgrid[0:900, 0:900].astype(np.float32)
     frame = np.stack([x / 4, y / 4, (x + y) / 8], axis=-1).astype(np.uint8)
     matrix, _ = align(scale * POINTS + np.float32([120, 100]), None, resolution)
@@ -43,14 +47,22 @@ def test_a_small_face_is_shrunk_without_aliasing():
     assert np.abs(patch.rgb[patch.weight > 0] / 257 - 127).max() <= 10
 
 
-@pytest.mark.parametrize(("side", "offset"), [("right", (330, 60)), ("bottom", (90, 260)), ("left", (-110, -130))])
+@pytest.mark.parametrize(
+    ("side", "offset"), [("right", (330, 60)), ("bottom", (90, 260)), ("left", (-110, -130))]
+)
 def test_a_face_partly_outside_is_pasted_up_to_the_border(side, offset):
     frame = np.zeros((400, 420, 3), np.uint8)
     patch = composite(frame, face_at(frame, *offset), WHITE)
     height, width = patch.weight.shape
-    edges = {"left": patch.x_px == 0, "right": patch.x_px + width == 420, "bottom": patch.y_px + height == 400}
+    edges = {
+        "left": patch.x_px == 0,
+        "right": patch.x_px + width == 420,
+        "bottom": patch.y_px + height == 400,
+    }
     assert [edge for edge, reached in edges.items() if reached] == [side]
-    border = {"left": patch.weight[:, 0], "right": patch.weight[:, -1], "bottom": patch.weight[-1]}[side]
+    border = {"left": patch.weight[:, 0], "right": patch.weight[:, -1], "bottom": patch.weight[-1]}[
+        side
+    ]
     assert border.max() > OPAQUE  # the picture is cut there, the face is not: no fading
 
 
@@ -67,7 +79,8 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def frames(draw: st.DrawFn) -> UInt8Array:
-    height, width = draw(st.integers(1, 150)), draw(st.integers(1, 150))
+    height = draw(st.integers(1, 150))
+    width = draw(st.integers(1, 150))
     random = np.random.default_rng(draw(seeds))
     if draw(st.booleans()):
         return np.full((height, width, 3), random.integers(0, 256), np.uint8)
@@ -76,10 +89,17 @@ def frames(draw: st.DrawFn) -> UInt8Array:
 
 @st.composite
 def matrices(draw: st.DrawFn, shape: tuple[int, ...]) -> Float64Array:
-    """Frame → crop: any rotation, size and pixel aspect, and a position in, beside or far from the frame."""
-    angle, scale = draw(st.floats(-3.2, 3.2)), draw(st.floats(0.05, MOST_SCALE))
+    """Frame → crop: any rotation, size and pixel aspect, and a position in, beside or far from the
+    frame.
+    """
+    angle = draw(st.floats(-3.2, 3.2))
+    scale = draw(st.floats(0.05, MOST_SCALE))
     aspect = draw(st.sampled_from([1.0, 64 / 45, 45 / 64]) | st.floats(0.5, 2))
-    linear = scale * np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]]) @ np.diag([aspect, 1])
+    linear = (
+        scale
+        * np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
+        @ np.diag([aspect, 1])
+    )
     where = np.array([draw(st.floats(-1, 2)) * shape[1], draw(st.floats(-1, 2)) * shape[0]])
     return np.column_stack([linear, np.array(SIZE) / 2 - linear @ where])
 
@@ -93,7 +113,8 @@ def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
     before = frame.copy()
     patch = composite(frame, AlignedFace(np.zeros(painted.shape, np.uint8), matrix, SIZE), painted)
     assert np.array_equal(frame, before)
-    own, made = frame.astype(int), applied(frame, patch).astype(int)
+    own = frame.astype(int)
+    made = applied(frame, patch).astype(int)
     assert (made <= np.maximum(own, level) + ROUNDING).all()
     assert (made >= np.minimum(own, level) - ROUNDING).all()
     height, width = patch.weight.shape
@@ -105,7 +126,8 @@ def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
     edges = (patch.weight[0], patch.weight[-1], patch.weight[:, 0], patch.weight[:, -1])
     assert all(edge.any() for edge in edges), "larger than what changed"
     rows, columns = np.nonzero(patch.weight)
-    x, y = columns + patch.x_px, rows + patch.y_px
+    x = columns + patch.x_px
+    y = rows + patch.y_px
     left, top, right, bottom = frame_rectangle(matrix, SIZE, frame.shape, 0)
     assert ((x >= left) & (x < right) & (y >= top) & (y < bottom)).all()
     places = matrix[:, :2] @ np.stack([x, y]) + matrix[:, 2:]

@@ -1,4 +1,6 @@
-"""`Dockerfile`, `compose.yaml` and the pages about them name what exists; scripts/fresh_debian.py builds the image."""
+"""`Dockerfile`, `compose.yaml` and the pages about them name what exists; scripts/fresh_debian.py
+builds the image.
+"""
 
 import re
 import shlex
@@ -13,12 +15,19 @@ import yaml
 from latentsync_trt.cli import main
 from tests.conftest import REPOSITORY
 
-SERVICES: dict[str, Any] = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))["services"]
-PAGES = {name: (REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "serve.md")}
+SERVICES: dict[str, Any] = yaml.safe_load(
+    (REPOSITORY / "compose.yaml").read_text(encoding="utf-8")
+)["services"]
+PAGES = {
+    name: (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+    for name in ("cluster.md", "serve.md")
+}
 
 
 def check_command_line(words: list[str]) -> None:
-    """Parses what follows `latentsync-trt`; raises what click or the package raises for a wrong one."""
+    """Parses what follows `latentsync-trt`; raises what click or the package raises for a wrong
+    one.
+    """
     command = main.get_command(click.Context(main), words[0])
     assert command is not None, f"no command {words[0]}"
     command.make_context(words[0], words[1:])
@@ -32,7 +41,11 @@ def test_compose_runs_valid_commands(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_the_pages_are_valid(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```(?:console|bash)\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
-    lines = [line for line in "\n".join(blocks).replace("\\\n", " ").splitlines() if "latentsync-trt " in line]
+    lines = [
+        line
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines()
+        if "latentsync-trt " in line
+    ]
     assert len(lines) > 1
     for line in lines:
         words = shlex.split(line, comments=True)

@@ -15,7 +15,9 @@ PIXEL_RANGE = {"blaze_short": (-1, 1), "blaze_full": (-1, 1), "face_mesh": (0, 1
 RECORDED_ANCHORS = slice(None, None, 5)
 """Of each detector's boxes, every fifth is recorded."""
 INTERPRETER_ERROR = 2e-3
-"""Input pixels and logits, which reach 185: the order of float32 sums differs between processors; 1.4e-4 was seen."""
+"""Input pixels and logits, which reach 185: the order of float32 sums differs between processors;
+1.4e-4 was seen.
+"""
 
 
 @pytest.mark.parametrize("name", sorted(PIXEL_RANGE))
@@ -25,8 +27,15 @@ def test_committed_graphs_reproduce_the_interpreter(name: str) -> None:
     with np.load(RECORD) as recorded:
         picture = recorded["picture"]
         times = int(session.inputs[0].shape[2]) // len(picture)
-        large = picture.repeat(times, axis=0).repeat(times, axis=1).astype(np.float32) / 255 * (high - low) + low
-        results = session.run({"image": np.ascontiguousarray(large.transpose(2, 0, 1)[None], np.float32)})
+        large = (
+            picture.repeat(times, axis=0).repeat(times, axis=1).astype(np.float32)
+            / 255
+            * (high - low)
+            + low
+        )
+        results = session.run(
+            {"image": np.ascontiguousarray(large.transpose(2, 0, 1)[None], np.float32)}
+        )
         for info, result in zip(session.outputs, results, strict=True):
             wanted = recorded[f"{name}_{info.name}"].reshape(-1)
             ours = (result[:, RECORDED_ANCHORS] if info.name == "boxes" else result).reshape(-1)

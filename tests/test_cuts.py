@@ -45,7 +45,9 @@ def runs(faces: Iterable[TrackedFace]) -> list[int]:
 def panned(frame: UInt8Array, index: int) -> UInt8Array:
     """Seen by a camera that moves 40 px to both sides, in eight frames."""
     left = 20 * abs(index % 8 - 4)
-    return np.ascontiguousarray(np.pad(frame, ((0, 0), (40, 40), (0, 0)), "reflect")[:, left : left + frame.shape[1]])
+    return np.ascontiguousarray(
+        np.pad(frame, ((0, 0), (40, 40), (0, 0)), "reflect")[:, left : left + frame.shape[1]]
+    )
 
 
 def darkened(frame: UInt8Array) -> UInt8Array:
@@ -56,22 +58,34 @@ def darkened(frame: UInt8Array) -> UInt8Array:
 def beside_slides(frames: Frames) -> Frames:
     """Each with a picture twice as wide beside it, which changes every three frames."""
     height, width = frames[0].shape[:2]
-    grids = [np.random.default_rng(index // 3).integers(0, 256, (6, 8, 3), np.uint8) for index in range(len(frames))]
-    slides = [cv2.resize(grid, (2 * width, height), interpolation=cv2.INTER_NEAREST) for grid in grids]
+    grids = [
+        np.random.default_rng(index // 3).integers(0, 256, (6, 8, 3), np.uint8)
+        for index in range(len(frames))
+    ]
+    slides = [
+        cv2.resize(grid, (2 * width, height), interpolation=cv2.INTER_NEAREST) for grid in grids
+    ]
     return [np.concatenate(pair, axis=1) for pair in zip(frames, slides, strict=True)]
 
 
 @pytest.mark.parametrize("process", [np.asarray, darkened], ids=["plain", "dark"])
 def test_every_cut_starts_a_new_track(
-    detector: MediaPipeDetector, first: Frames, second: Frames, process: Callable[[UInt8Array], UInt8Array]
+    detector: MediaPipeDetector,
+    first: Frames,
+    second: Frames,
+    process: Callable[[UInt8Array], UInt8Array],
 ) -> None:
     frames = [process(frame) for frame in first[:5] + second[5:11] + first[11:15]]
     assert runs(tracked(detector, frames)) == [5, 6, 4]
 
 
-def test_a_dissolve_ends_the_track(detector: MediaPipeDetector, first: Frames, second: Frames) -> None:
+def test_a_dissolve_ends_the_track(
+    detector: MediaPipeDetector, first: Frames, second: Frames
+) -> None:
     shares = np.clip((np.arange(32) - 12) / 12, 0, 1)
-    frames = [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=True)]
+    frames = [
+        cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=True)
+    ]
     faces = tracked(detector, frames)
     assert len({face.track_id for face in faces[:12]}) == 1
     assert faces[24].track_id != faces[11].track_id
@@ -80,7 +94,9 @@ def test_a_dissolve_ends_the_track(detector: MediaPipeDetector, first: Frames, s
 
 HARMLESS: dict[str, Callable[[Frames], Frames]] = {
     "pan": lambda f: [panned(frame, i) for i, frame in enumerate(f)],
-    "flashes": lambda f: [cv2.convertScaleAbs(e, alpha=1.6, beta=40) if i % 6 == 3 else e for i, e in enumerate(f)],
+    "flashes": lambda f: [
+        cv2.convertScaleAbs(e, alpha=1.6, beta=40) if i % 6 == 3 else e for i, e in enumerate(f)
+    ],
     "beside slides": beside_slides,
 }
 
@@ -107,26 +123,42 @@ def test_pictures_alone_tell_a_cut(first: Frames, second: Frames) -> None:
 
 @pytest.fixture(scope="module")
 def real(assets: Path, detector: MediaPipeDetector) -> list[Frames]:
-    """Every third frame of each real clip, cut and resized so that all faces are at the same place, 200 px high."""
+    """Every third frame of each real clip, cut and resized so that all faces are at the same place,
+    200 px high.
+    """
     shots = []
     for path in (assets / f"demo{number}_video.mp4" for number in (1, 2, 3)):
         frames = [np.asarray(frame.picture) for frame in islice(read_frames(path), 0, 54, 3)]
         left, top, right, bottom = detector.detect(frames[0])[0].box.tolist()
         scale = 200 / (bottom - top)
-        place = np.array([[scale, 0, 320 - scale * (left + right) / 2], [0, scale, 180 - scale * (top + bottom) / 2]])
-        shots.append([cv2.warpAffine(f, place, (640, 360), borderMode=cv2.BORDER_REFLECT_101) for f in frames])
+        place = np.array(
+            [
+                [scale, 0, 320 - scale * (left + right) / 2],
+                [0, scale, 180 - scale * (top + bottom) / 2],
+            ]
+        )
+        shots.append(
+            [
+                cv2.warpAffine(f, place, (640, 360), borderMode=cv2.BORDER_REFLECT_101)
+                for f in frames
+            ]
+        )
     return shots
 
 
 @pytest.mark.parametrize(("one", "two"), [(0, 1), (0, 2), (1, 2)])
-def test_cuts_between_real_people(detector: MediaPipeDetector, real: list[Frames], one: int, two: int) -> None:
+def test_cuts_between_real_people(
+    detector: MediaPipeDetector, real: list[Frames], one: int, two: int
+) -> None:
     shown = real[one][:6] + real[two][6:12] + real[one][12:]
     assert runs(tracked(detector, shown)) == [6, 6, 6]
     # The same with one background behind both.
     across = np.linspace(0, 1, 640)
     share = np.clip((np.minimum(across - 0.28, 0.72 - across)) / 0.04, 0, 1)[None, :, None]
     room = real[3 - one - two][0] * (1 - share)
-    assert runs(tracked(detector, [(frame * share + room).astype(np.uint8) for frame in shown])) == [6, 6, 6]
+    assert runs(
+        tracked(detector, [(frame * share + room).astype(np.uint8) for frame in shown])
+    ) == [6, 6, 6]
 
 
 @pytest.mark.parametrize("process", [list, beside_slides], ids=["alone", "beside slides"])

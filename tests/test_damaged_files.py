@@ -1,4 +1,6 @@
-"""Damaged files are read to their end or refused with an error of this package: never a crash, a hang, or gigabytes."""
+"""Damaged files are read to their end or refused with an error of this package: never a crash, a
+hang, or gigabytes.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ from tests.conftest import REPOSITORY
 from tests.damaged import FORMATS, write_seed
 from tests.sounds import write_samples
 
-FILES, FILES_THOROUGH = 99, 3300
+FILES = 99
+FILES_THOROUGH = 3300
 """Multiples of the number of formats."""
 
 
@@ -35,7 +38,8 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> No
     assert [problem for problems, _ in results for problem in problems] == []
     assert (done.returncode, len(results)) == (0, count), f"file {len(results)} ended the process"
     succeeded = [each for _, outcomes in results for each in outcomes]
-    assert 0.2 < sum(succeeded) / len(succeeded) < 0.9  # else the damage is too heavy or too light to show anything
+    # else the damage is too heavy or too light to show anything
+    assert 0.2 < sum(succeeded) / len(succeeded) < 0.9
 
 
 def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
@@ -55,7 +59,9 @@ def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
 def test_damaged_pictures_are_marked(tmp_path: Path, suffix: str) -> None:
     """Of which bytes are wrong, or a part is missing."""
     noise = np.random.default_rng(4).integers(0, 256, (20, 64, 96, 3), np.uint8)
-    clip = write_video(tmp_path / f"clip{suffix}", noise, options={"preset": "ultrafast", "bf": "0"})
+    clip = write_video(
+        tmp_path / f"clip{suffix}", noise, options={"preset": "ultrafast", "bf": "0"}
+    )
     assert not any(frame.damaged for frame in read_frames(clip))
     content = clip.read_bytes()
     at = len(content) // 2 // 188 * 188
@@ -65,7 +71,9 @@ def test_damaged_pictures_are_marked(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(("end_s", "pictures"), [(1, 25), (Fraction(1, 100), 1), (None, 3600 * 25)])
-def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fraction | None, pictures: int) -> None:
+def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(
+    end_s: Fraction | None, pictures: int
+) -> None:
     clock = Clock(Path(), stated_end_s=None if end_s is None else Fraction(end_s))
     day = on_clock([(Fraction(0), Fraction(86_400), "picture")], clock, Fraction(1, 25))
     assert len(list(at_constant_rate(day, 25))) == pictures
@@ -77,16 +85,22 @@ def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: 
     content[6:10] = (16_000).to_bytes(2, "little") * 2
     path.write_bytes(content)
     for read in (probe, lambda path: list(read_frames(path))):
-        with pytest.raises(MediaError, match=r"seed\.gif: its pictures .* at most 36 million pixels"):
+        with pytest.raises(
+            MediaError, match=r"seed\.gif: its pictures .* at most 36 million pixels"
+        ):
             read(path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
 @pytest.mark.parametrize("read", [probe, audio_duration_s])
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_a_pipe_is_refused_and_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
     os.mkfifo(tmp_path / "pipe.mp4")
     for path in (tmp_path / "pipe.mp4", Path("/dev/null")):
-        with pytest.raises(MediaError, match=rf"{path}: is a pipe or a device; .* write it to one first"):
+        with pytest.raises(
+            MediaError, match=rf"{path}: is a pipe or a device; .* write it to one first"
+        ):
             read(path)
 
 
@@ -98,7 +112,10 @@ def test_errors_count_from_the_start_of_the_clip(tmp_path: Path) -> None:
             times = list(range(5_000_000 + 400 * part, 5_000_400 + 400 * part, 40))
             pictures = numbered(10, 64 * (part + 1), 96 * (part + 1))
             target.write(write_video(tmp_path / "part.ts", pictures, times=times).read_bytes())
-    with pytest.raises(MediaError, match=r"joined\.ts: its video breaks off after 0\.3\d s; .* from 96×64 to 192×128"):
+    with pytest.raises(
+        MediaError,
+        match=r"joined\.ts: its video breaks off after 0\.3\d s; .* from 96×64 to 192×128",
+    ):
         list(read_frames(joined))
 
 

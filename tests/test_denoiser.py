@@ -27,13 +27,19 @@ NO_COEFFICIENTS = np.zeros(5, np.float32)
 
 
 def opened(bundle: Bundle, graphs: Iterable[str] = (), **options: bool) -> Model:
-    return open_model(bundle, Selection("cpu"), RuntimeOptions(**options), [*(graphs or bundle.manifest.graphs)])
+    return open_model(
+        bundle, Selection("cpu"), RuntimeOptions(**options), [*(graphs or bundle.manifest.graphs)]
+    )
 
 
 @pytest.fixture(params=["dynamic", "static"])
 def denoiser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDenoiser]:
-    """Variable shapes, where the provider allocates `hidden`, and the same graphs with fixed shapes."""
-    with closing(opened(write_toy(tmp_path / "toy", unguided=True), dynamic=request.param == "dynamic")) as model:
+    """Variable shapes, where the provider allocates `hidden`, and the same graphs with fixed
+    shapes.
+    """
+    with closing(
+        opened(write_toy(tmp_path / "toy", unguided=True), dynamic=request.param == "dynamic")
+    ) as model:
         yield model.denoiser
 
 
@@ -41,7 +47,8 @@ def run(denoiser: GraphDenoiser, plan: str, guidance: float) -> None:
     """The steps of `plan`, each compared with what it should come to."""
     latents, conditioning, audio = toy_inputs()
     denoiser.begin(latents, conditioning, audio, guidance)
-    wanted, hidden = latents, np.zeros_like(latents)
+    wanted = latents
+    hidden = np.zeros_like(latents)
     for kind in plan.split():
         cached = kind == "cached"
         denoiser.step(7, NO_COEFFICIENTS, cached=cached)
@@ -52,7 +59,8 @@ def run(denoiser: GraphDenoiser, plan: str, guidance: float) -> None:
 
 def test_batches_with_and_without_guidance_alternate(denoiser: GraphDenoiser) -> None:
     for guidance in (1.5, 1.0, 1.5, 1.0):  # the last ones on the buffers of the first
-        for plan in ("full cached cached full", "full full cached full cached"):  # ends on either pair of states
+        # ends on either pair of states
+        for plan in ("full cached cached full", "full full cached full cached"):
             run(denoiser, plan=plan, guidance=guidance)
 
 
@@ -77,8 +85,10 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     noise = random.standard_normal((1, 4, 1, LATENT_SIDE, LATENT_SIDE), np.float32)
     conditioning = random.standard_normal((9, 16, LATENT_SIDE, LATENT_SIDE), np.float32)
     audio = random.standard_normal((16, 50, 32), np.float32)
-    schedule, plan = dpmpp_schedule(3), cache_plan(3, 2)
-    latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, LATENT_SIDE, LATENT_SIDE))), np.zeros(0)
+    schedule = dpmpp_schedule(3)
+    plan = cache_plan(3, 2)
+    latents = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, LATENT_SIDE, LATENT_SIDE)))
+    hidden = np.zeros(0)
     history = np.zeros_like(latents)
     sessions = [Session(bundle.graph_path(graph)) for graph in graphs]
     for step, full in zip(schedule, plan, strict=True):
@@ -109,6 +119,11 @@ def test_windows_may_differ_in_size_within_the_range(tmp_path: Path) -> None:
             denoiser.begin(latents, *others, 1.5)
             for cached in (False, True):
                 denoiser.step(7, NO_COEFFICIENTS, cached=cached)
-            assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
-        with pytest.raises(InputError, match="9 frames: the engines take 2 to 8; build or export for a wider range"):
+            assert (
+                np.abs(denoiser.latents() - 5 * latents).max()
+                <= SUM_OF_FEW * 5 * np.abs(latents).max()
+            )
+        with pytest.raises(
+            InputError, match="9 frames: the engines take 2 to 8; build or export for a wider range"
+        ):
             denoiser.begin(*toy_inputs(9), 1.5)

@@ -38,11 +38,18 @@ def test_findings_and_a_verdict_first() -> None:
     assert code == 0
     report = json.loads(out)
     findings = report["findings"]
-    empty = {"interrupted runs"} if gpu.gpus() else {"interrupted runs", "engines"}
+    if gpu.gpus():
+        empty = {"interrupted runs"}
+    else:
+        empty = {"interrupted runs", "engines"}
     sections = [section for section in SECTIONS if section not in empty]
     assert list(dict.fromkeys(finding["section"] for finding in findings)) == sections
-    assert any(finding["text"].startswith("cpu runs") and finding["level"] == "ok" for finding in findings)
-    assert all(finding["cure"] for finding in findings if finding["level"] in ("missing", "problem"))
+    assert any(
+        finding["text"].startswith("cpu runs") and finding["level"] == "ok" for finding in findings
+    )
+    assert all(
+        finding["cure"] for finding in findings if finding["level"] in ("missing", "problem")
+    )
     assert select_provider().name in report["verdict"]["text"]
     assert report["verdict"]["cure"].startswith("latentsync-trt setup")
     code, out = doctor()
@@ -72,8 +79,12 @@ def test_the_model_that_the_machine_can_run_is_advised(
 
 
 @pytest.mark.usefixtures("here")
-def test_what_needs_a_gpu_is_shown_where_there_is_one(gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries and engines; on a CPU the libraries that pip installed mean nothing, and nothing is built."""
+def test_what_needs_a_gpu_is_shown_where_there_is_one(
+    gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries and engines; on a CPU the libraries that pip installed mean nothing, and nothing is
+    built.
+    """
     monkeypatch.setattr(rows, "library_versions", lambda: {"cuda": "13.0"})
     for shown in (True, False):
         out = doctor()[1]
@@ -85,7 +96,9 @@ def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Pa
     (tmp_path / "onnxruntime.py").write_text(MISSING)
     words = [sys.executable, "-m", "latentsync_trt", "doctor"]
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, encoding="utf-8")
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 1
     assert done.stdout.startswith("✗ a package does not load: ")
     assert table.REINSTALL_ORT in done.stdout
@@ -93,9 +106,12 @@ def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Pa
     assert done.stderr == ""  # what other libraries log and warn of is for developers
 
 
-def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(checkpoints: Path) -> None:
+def test_graphs_and_sizes_of_a_bundle_are_checked_and_its_weights_are_not_read(
+    checkpoints: Path,
+) -> None:
     folder = make_bundle(checkpoints / "made", "fp32").folder
-    weights, graph = folder / "net.weights", next(folder.glob("*.onnx"))
+    weights = folder / "net.weights"
+    graph = next(folder.glob("*.onnx"))
     others = bytes(weights.stat().st_size)
     weights.write_bytes(others)
     assert doctor()[0] == 0

@@ -48,7 +48,9 @@ def failure(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("model", LATENTSYNC)
-def test_needed_files_come_to_where_export_looks(checkpoints: Path, server: Hub, model: str) -> None:
+def test_needed_files_come_to_where_export_looks(
+    checkpoints: Path, server: Hub, model: str
+) -> None:
     code, out, err = run(model)
     assert code == 0, err
     sources = find_sources(ExportOptions(model=model))
@@ -96,19 +98,30 @@ def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub) -> No
 def test_a_refusal_and_an_unreachable_hub_are_explained(checkpoints: Path, server: Hub) -> None:
     server.status = 403
     message = failure("1.6")
-    assert f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
+    assert (
+        f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
+    )
     assert "accept its terms on that page if it has any, log in with `hf auth login`" in message
     with no_hub():
         message = failure("1.6")
     assert "cannot be reached" in message and "terms" not in message
-    assert f"{UNET_FILE}, {WHISPER_FILE} of {LATENTSYNC['1.6']} to {checkpoints / 'latentsync-1.6'}" in message
+    assert (
+        f"{UNET_FILE}, {WHISPER_FILE} of {LATENTSYNC['1.6']} to {checkpoints / 'latentsync-1.6'}"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ALL_PROXY", "ftp://127.0.0.1:9"), ("https_proxy", "gopher://127.0.0.1:9"), ("SSL_CERT_FILE", "gone.pem")],
+    [
+        ("ALL_PROXY", "ftp://127.0.0.1:9"),
+        ("https_proxy", "gopher://127.0.0.1:9"),
+        ("SSL_CERT_FILE", "gone.pem"),
+    ],
 )
-def test_a_wrong_variable_is_named(server: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_a_wrong_variable_is_named(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv(name, value)
     assert failure("1.6").startswith(f"error: ${name}: ")
@@ -123,13 +136,19 @@ def test_a_wrong_variable_is_named(server: Hub, monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_weights_of_the_other_model_are_refused(
-    checkpoints: Path, server: Hub, model: Any, unet: str | None, resolution: int | None, refused: bool
+    checkpoints: Path,
+    server: Hub,
+    model: Any,
+    unet: str | None,
+    resolution: int | None,
+    refused: bool,
 ) -> None:
     for each in LATENTSYNC:
         run(each)
     path = None if unet is None else checkpoints / f"latentsync-{unet}" / UNET_FILE
     options = ExportOptions(model=model, unet=path, resolution=resolution)
-    found, own = find_sources(options).unet, unet or model
-    cure = rf"weights of LatentSync {own} \(ByteDance/LatentSync-{own}@.* the mouth gets blurred; give `--model {own}`"
+    found = find_sources(options).unet
+    own = unet or model
+    cure = rf"weights of LatentSync {own} \(ByteDance/LatentSync-{own}@.*; give `--model {own}`"
     with pytest.raises(CheckpointError, match=cure) if refused else nullcontext():
         check_model(options, found, origin(sha256_file(found), model))

@@ -1,4 +1,6 @@
-"""Where a file ends: what it lacks of its stated length is told, and nothing of files that are whole."""
+"""Where a file ends: what it lacks of its stated length is told, and nothing of files that are
+whole.
+"""
 
 import re
 import struct
@@ -42,7 +44,9 @@ def cut_in_half(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "codec"), SOUNDS.items())
-def test_what_a_recording_lacks_of_its_stated_length_is_told(tmp_path: Path, name: str, codec: str) -> None:
+def test_what_a_recording_lacks_of_its_stated_length_is_told(
+    tmp_path: Path, name: str, codec: str
+) -> None:
     sound = write_sound(tmp_path / name, 4, codec=codec)
     assert told_s(sound) == 0
     lasts_s = float(audio_duration_s(cut_in_half(sound)))
@@ -51,7 +55,9 @@ def test_what_a_recording_lacks_of_its_stated_length_is_told(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize(("name", "codec"), VIDEOS.items())
-def test_what_a_video_lacks_of_its_stated_length_is_told(tmp_path: Path, name: str, codec: str) -> None:
+def test_what_a_video_lacks_of_its_stated_length_is_told(
+    tmp_path: Path, name: str, codec: str
+) -> None:
     """What is there is played, and is the length of the video."""
     noise = np.random.default_rng(4).integers(0, 256, (50, 64, 96, 3), np.uint8)
     clip = write_video(tmp_path / name, noise, codec=codec, options={"g": "5", "bf": "0"})
@@ -64,12 +70,19 @@ def test_what_a_video_lacks_of_its_stated_length_is_told(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("states_length", [False, True])
-def test_a_part_of_a_film_lasts_as_long_as_its_pictures(tmp_path: Path, states_length: bool) -> None:
-    """Whether the header and tags of Matroska state the end, as FFmpeg has them, or the length, as mkvmerge has."""
+def test_a_part_of_a_film_lasts_as_long_as_its_pictures(
+    tmp_path: Path, states_length: bool
+) -> None:
+    """Whether the header and tags of Matroska state the end, as FFmpeg has them, or the length, as
+    mkvmerge has.
+    """
     part = write_video(tmp_path / "part.mkv", numbered(10), times=[*range(5000, 5400, 40)])
     if states_length:
         content = part.read_bytes()
-        for end, length in ((b"00:00:05.4", b"00:00:00.4"), (struct.pack(">d", 5400), struct.pack(">d", 400))):
+        for end, length in (
+            (b"00:00:05.4", b"00:00:00.4"),
+            (struct.pack(">d", 5400), struct.pack(">d", 400)),
+        ):
             assert content.count(end) == 1
             content = content.replace(end, length)
         part.write_bytes(content)
@@ -77,8 +90,9 @@ def test_a_part_of_a_film_lasts_as_long_as_its_pictures(tmp_path: Path, states_l
 
 
 def test_files_that_are_whole_have_no_notice(tmp_path: Path) -> None:
-    """A last picture that is held, tracks of different lengths, a recording without a length, and those with other data
-    behind or before their samples."""
+    """A last picture that is held, tracks of different lengths, a recording without a length, and
+    those with other data behind or before their samples.
+    """
     held = write_video(tmp_path / "held.mkv", numbered(3), times=[0, 1000, 9000])
     sound = write_sound(tmp_path / "a.wav", 3)
     both = copied(tmp_path / "both.mkv", held, sound)
@@ -94,8 +108,12 @@ def test_files_that_are_whole_have_no_notice(tmp_path: Path) -> None:
     samples = commented.read_bytes()
     comment = b"\0\0\0\1comment\0All data of the mixing session\0"
     at = samples.index(b"data")
-    commented.write_bytes(samples[:at] + b"info" + len(comment).to_bytes(8, "big") + comment + samples[at:])
-    assert [told_s(path) for path in (held, both, live, sound, tagged, appended, padded, commented)] == [0] * 8
+    commented.write_bytes(
+        samples[:at] + b"info" + len(comment).to_bytes(8, "big") + comment + samples[at:]
+    )
+    assert [
+        told_s(path) for path in (held, both, live, sound, tagged, appended, padded, commented)
+    ] == [0] * 8
 
 
 @pytest.mark.parametrize(("size", "beyond_s"), [(32_000, 2), (0, 0), (0xFFFFFFFF, 0)])

@@ -1,4 +1,6 @@
-"""The engine cache: one build per key for all processes; only the engine of an equal key is found, whatever fails."""
+"""The engine cache: one build per key for all processes; only the engine of an equal key is found,
+whatever fails.
+"""
 
 import errno
 import json
@@ -39,8 +41,18 @@ def test_hashes_are_checked_once_in_the_life_of_a_cache(cache: EngineCache) -> N
 def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:
     signals = tmp_path / "signals"
     signals.mkdir()
-    command = [sys.executable, "-m", "tests.cache_worker", str(tmp_path / "cache"), str(signals), f"{RACERS - 1}"]
-    workers = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(RACERS)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.cache_worker",
+        str(tmp_path / "cache"),
+        str(signals),
+        f"{RACERS - 1}",
+    ]
+    workers = [
+        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        for _ in range(RACERS)
+    ]
     answers = [json.loads(worker.communicate()[0]) for worker in workers]
     assert sum(answer["built"] for answer in answers) == 1
     assert len(list(signals.glob("builds-*"))) == 1
@@ -64,24 +76,32 @@ def test_a_disk_that_a_build_fills_is_recognized(
             monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
         build(folder)
 
-    for action in (fill, never if build is not full else fill):  # a full disk is seen before minutes of building
+    # a full disk is seen before minutes of building
+    for action in (fill, never if build is not full else fill):
         with pytest.raises(OutputError, match=r"the disk is full; make room, .* cache prune"):
             cache.obtain(KEY, action)
         assert EngineCache(cache.folder).entries() == ()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions of folders do not prevent writing on Windows")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="permissions of folders do not prevent writing on Windows"
+)
 def test_a_read_only_cache_is_read_but_not_written(cache: EngineCache) -> None:
     """Permissions do not stop root, but a mount does."""
-    engine, path = cache.obtain(KEY, write_engine), cache.folder
-    close, undo = f"chmod -R a-w {path}", f"chmod -R u+w {path}"
+    engine = cache.obtain(KEY, write_engine)
+    path = cache.folder
+    close = f"chmod -R a-w {path}"
+    undo = f"chmod -R u+w {path}"
     if os.geteuid() == 0:
-        close, undo = f"mount --bind {path} {path} && mount -o remount,ro,bind {path}", f"umount {path}"
+        close = f"mount --bind {path} {path} && mount -o remount,ro,bind {path}"
+        undo = f"umount {path}"
     if subprocess.run(close, shell=True, check=False, capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a file system")
     try:
         assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
-        with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):
+        with pytest.raises(
+            OutputError, match=r"cannot be used .*choose another place with --engine-cache"
+        ):
             cache.obtain(replace(KEY, gpu="another"), write_engine)
     finally:
         subprocess.run(undo, shell=True, check=True)
@@ -99,9 +119,20 @@ def test_an_engine_that_was_built_again_meanwhile_is_not_removed(cache: EngineCa
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform == "win32", reason="forks, to kill a process at each of its steps")
 @pytest.mark.parametrize("action", ["build", "build again", "remove"])
-def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(tmp_path: Path, action: str) -> None:
-    command = [sys.executable, "-m", "tests.cache_worker", str(tmp_path), str(tmp_path), f"kill {action}"]
-    steps = json.loads(subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True).stdout)["steps"]
+def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(
+    tmp_path: Path, action: str
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.cache_worker",
+        str(tmp_path),
+        str(tmp_path),
+        f"kill {action}",
+    ]
+    steps = json.loads(
+        subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True).stdout
+    )["steps"]
     assert steps > 5
     found: list[bytes | None] = []
     for step in range(steps):
@@ -112,8 +143,14 @@ def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(
         assert states <= ({"ready", "damaged"} if action == "build again" else {"ready"})
         cache.obtain(KEY, lambda folder: (folder / "engine.bin").write_bytes(b"last") and None)
         remove_leftovers(cache.folder)
-        files = [path.relative_to(cache.folder) for path in cache.folder.rglob("*") if path.is_file()]
+        files = [
+            path.relative_to(cache.folder) for path in cache.folder.rglob("*") if path.is_file()
+        ]
         assert {path.parts[0] for path in files} == {".locks", KEY.digest}
-    before, after = {"build": (None, b"new"), "build again": (None, b"new"), "remove": (b"old", None)}[action]
+    before, after = {
+        "build": (None, b"new"),
+        "build again": (None, b"new"),
+        "remove": (b"old", None),
+    }[action]
     assert (found[0], found[-1]) == (before, after)
     assert set(found) <= {before, after}

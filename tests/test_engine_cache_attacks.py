@@ -1,6 +1,7 @@
 """Engines run as code: what others put into the cache is not opened, not deleted, and fails no run.
 
-Each attack is a row of a table: what is done to an engine that is ready, and what the notice about it says.
+Each attack is a row of a table: what is done to an engine that is ready, and what the notice about
+it says.
 """
 
 import json
@@ -19,7 +20,9 @@ from tests.cache_worker import KEY, never, write_engine
 
 ANOTHER_USER = 54321
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="owners and permissions are those of POSIX")
+posix = pytest.mark.skipif(
+    sys.platform == "win32", reason="owners and permissions are those of POSIX"
+)
 GiveAway = Callable[[Path], None]
 
 
@@ -33,14 +36,20 @@ def give_away(monkeypatch: pytest.MonkeyPatch) -> GiveAway:
 
     def lstat(path: Path) -> os.stat_result:
         state = real(path)
-        return os.stat_result((*state[:4], ANOTHER_USER, *state[5:])) if path in given else state
+        if path in given:
+            return os.stat_result((*state[:4], ANOTHER_USER, *state[5:]))
+        return state
 
     monkeypatch.setattr(Path, "lstat", lstat)
     return given.add
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def add_file(entry: Path, name: str) -> None:
@@ -52,7 +61,10 @@ def add_file(entry: Path, name: str) -> None:
 
 def link(path: Path) -> None:
     """Moves a file or folder out of the cache and links it from where it was."""
-    outside = next(above for above in path.parents if above.name == "cache").with_name("outside") / path.name
+    outside = (
+        next(above for above in path.parents if above.name == "cache").with_name("outside")
+        / path.name
+    )
     outside.parent.mkdir(exist_ok=True)
     path.symlink_to(path.rename(outside))
 
@@ -61,7 +73,10 @@ OWN_ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the entry is a link": (link, f"{KEY.digest} is a link"),
     "a file is a link": (lambda entry: link(entry / "engine.bin"), "engine.bin is a link"),
     "anyone may write the entry": (lambda entry: entry.chmod(0o777), "can be written by anyone"),
-    "anyone may write a file": (lambda entry: (entry / "engine.bin").chmod(0o666), "engine.bin can be written"),
+    "anyone may write a file": (
+        lambda entry: (entry / "engine.bin").chmod(0o666),
+        "engine.bin can be written",
+    ),
     "a file above": (lambda entry: add_file(entry, "../x"), "matching regex"),
     "a file anywhere": (lambda entry: add_file(entry, "/etc/passwd"), "matching regex"),
 }
@@ -94,8 +109,11 @@ def test_another_users_entry_is_left_alone(tmp_path: Path, give_away: GiveAway, 
     if what == "link":
         link(theirs)
     give_away(theirs)
-    before, cache = content_of(theirs), EngineCache(tmp_path / "cache")
-    with pytest.raises(OutputError, match="belongs to another user; choose another place with --engine-cache"):
+    before = content_of(theirs)
+    cache = EngineCache(tmp_path / "cache")
+    with pytest.raises(
+        OutputError, match="belongs to another user; choose another place with --engine-cache"
+    ):
         cache.obtain(KEY, never)
     (entry,) = cache.entries()
     assert entry.state == "damaged"
@@ -104,7 +122,9 @@ def test_another_users_entry_is_left_alone(tmp_path: Path, give_away: GiveAway, 
 
 
 @posix
-def test_another_users_file_in_an_own_entry_is_not_opened(tmp_path: Path, give_away: GiveAway) -> None:
+def test_another_users_file_in_an_own_entry_is_not_opened(
+    tmp_path: Path, give_away: GiveAway
+) -> None:
     give_away(EngineCache(tmp_path / "cache").obtain(KEY, write_engine).folder / "engine.bin")
     assert EngineCache(tmp_path / "cache").find(KEY) is None
     assert EngineCache(tmp_path / "cache").obtain(KEY, write_engine).folder.name == KEY.digest
@@ -117,7 +137,9 @@ def test_what_this_user_builds_is_closed_to_others(tmp_path: Path) -> None:
         EngineCache(tmp_path / "cache").obtain(KEY, write_engine)
     finally:
         os.umask(before)
-    assert EngineCache(tmp_path / "cache").obtain(KEY, never).folder == tmp_path / "cache" / KEY.digest
+    assert (
+        EngineCache(tmp_path / "cache").obtain(KEY, never).folder == tmp_path / "cache" / KEY.digest
+    )
 
 
 @pytest.fixture
@@ -129,7 +151,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "engine_cache"
 
 
-def test_a_cache_in_the_working_directory_is_used_and_told(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_in_the_working_directory_is_used_and_told(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert cache_folder(used=False) == Path("engine_cache")
     assert caplog.messages == []
     assert cache_folder() == Path("engine_cache")

@@ -36,8 +36,9 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip has `FRAMES` frames, its model two
-    steps, and live is fast enough."""
+    """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip has `FRAMES`
+    frames, its model two steps, and live is fast enough.
+    """
     samples = np.concatenate(list(read_audio_blocks(demo_clip.SPEECH)))
     speech = write_samples(here / "short.wav", samples[: FRAMES * 16000 // 25], 16000)
     two_steps = dict.fromkeys(("balanced", "fast"), Sampling(2, "dpmpp", 1))
@@ -60,7 +61,9 @@ def test_one_clip(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run("one_clip")
     assert len(decoded(Path("one_clip.mp4"))) == FRAMES
     shown = capsys.readouterr()
-    assert f"face in {FRAMES} frames" in shown.out and f"lip-sync: {FRAMES} of {FRAMES}" in shown.err
+    assert (
+        f"face in {FRAMES} frames" in shown.out and f"lip-sync: {FRAMES} of {FRAMES}" in shown.err
+    )
     with pytest.raises(SystemExit, match=r"error: no\.mp4: "):
         run("one_clip", "no.mp4")
 
@@ -83,7 +86,9 @@ def test_many_clips(run: Run) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("name", "source"), [("own_detector", "demo"), ("several_speakers", "two_people")])
+@pytest.mark.parametrize(
+    ("name", "source"), [("own_detector", "demo"), ("several_speakers", "two_people")]
+)
 def test_every_face_speaks(run: Run, name: str, source: str) -> None:
     run(name)
     before, after = (np.stack(decoded(Path(f"{each}.mp4"))).astype(int) for each in (source, name))
@@ -117,15 +122,27 @@ def test_the_notebook_has_no_results_and_downloads_nothing_by_itself() -> None:
 def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     names = "HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"
     folders = {name: str(tmp_path / name) for name in names}
-    CODE["settings"].source += "\nVIDEO, AUDIO = {!r}, {!r}".format(*map(str, write_clip(tmp_path, FRAMES)))
+    CODE["settings"].source += "\nVIDEO, AUDIO = {!r}, {!r}".format(
+        *map(str, write_clip(tmp_path, FRAMES))
+    )
     with patch.dict(os.environ, folders):
-        NotebookClient(NOTEBOOK, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        NotebookClient(
+            NOTEBOOK, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
     assert len(decoded(tmp_path / "out.mp4")) == FRAMES
-    pages = [output.data["text/html"] for name in ("show", "report", "compare") for output in CODE[name].outputs]
-    assert [page.strip().partition(" ")[0] for page in pages] == ["<video"] * 2 + ["<div><iframe"] * 2
+    pages = [
+        output.data["text/html"]
+        for name in ("show", "report", "compare")
+        for output in CODE[name].outputs
+    ]
+    assert [page.strip().partition(" ")[0] for page in pages] == ["<video"] * 2 + [
+        "<div><iframe"
+    ] * 2
 
 
-def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_its_pods(tmp_path: Path) -> None:
+def test_the_command_for_kuberay_is_one_of_this_package_whose_workers_fit_into_its_pods(
+    tmp_path: Path,
+) -> None:
     """An actor that no pod can hold would wait forever."""
     (job,) = yaml.safe_load_all((REPOSITORY / "docs" / "kuberay.yaml").read_text(encoding="utf-8"))
     program, name, *words = shlex.split(job["spec"]["entrypoint"])

@@ -1,4 +1,6 @@
-"""Face detection on real pictures: turned, small and several faces, and what is told of those that are no faces."""
+"""Face detection on real pictures: turned, small and several faces, and what is told of those that
+are no faces.
+"""
 
 import json
 from fractions import Fraction
@@ -23,8 +25,8 @@ from tests.people import first_person
 MEDIAN_PART_OF_BROWS = 0.03
 """Allowed median distance to the recorded points, as a fraction of the distance between the brows.
 
-1.3 % is measured, nearly all of it MediaPipe's own shift by half a network pixel. The recording of demo3 begins with
-nine frames in which MediaPipe had not converged yet, hence the median.
+1.3 % is measured, nearly all of it MediaPipe's own shift by half a network pixel. The recording of
+demo3 begins with nine frames in which MediaPipe had not converged yet, hence the median.
 """
 
 ASTRONAUT_POINTS = np.array([[200.0, 87.0], [252.0, 90.0], [223.0, 127.0]])
@@ -32,7 +34,9 @@ ASTRONAUT_POINTS = np.array([[200.0, 87.0], [252.0, 90.0], [223.0, 127.0]])
 BY_EYE_PX = 5.0
 
 TURNED_PART_OF_BROWS = 0.08
-"""Most that a turned head's points are off: twice what is measured; a mesh beside the face is off by 0.3 and more."""
+"""Most that a turned head's points are off: twice what is measured; a mesh beside the face is off
+by 0.3 and more.
+"""
 MIRRORED_PART_OF_PIXEL = 0.25
 """Of a network pixel: noise of the mean over many regions. A wrong origin is half a pixel off."""
 
@@ -56,14 +60,18 @@ def test_finds_the_portrait(detector: MediaPipeDetector, portrait: UInt8Array) -
 
 
 def turned(portrait: UInt8Array, angle_deg: float) -> tuple[UInt8Array, UInt8Array]:
-    """The portrait turned counter-clockwise around its nose and moved to the middle; the 2×3 matrix that did it."""
+    """The portrait turned counter-clockwise around its nose and moved to the middle; the 2×3 matrix
+    that did it.
+    """
     turn = cv2.getRotationMatrix2D((226, 110), angle_deg, 0.6)
     turn[:, 2] += (30, 146)
     return np.asarray(cv2.warpAffine(portrait, turn, (512, 512)), np.uint8), turn
 
 
 @pytest.mark.parametrize("angle_deg", [-135, 30])
-def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8Array, angle_deg: float) -> None:
+def test_points_turn_with_the_head(
+    detector: MediaPipeDetector, portrait: UInt8Array, angle_deg: float
+) -> None:
     upright = only(detector.detect(portrait))
     picture, turn = turned(portrait, angle_deg)
     expected = upright.points @ turn[:, :2].T + turn[:, 2]
@@ -72,9 +80,13 @@ def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8A
     assert np.linalg.norm(found.points - expected, axis=1).max() < TURNED_PART_OF_BROWS * brows_px
 
 
-def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+def test_points_of_a_mirrored_picture_are_mirrored(
+    detector: MediaPipeDetector, portrait: UInt8Array
+) -> None:
     around = Region.around(only(detector.detect(portrait)))
-    mirrored, last, offsets = np.ascontiguousarray(portrait[:, ::-1]), portrait.shape[1] - 1, list[float]()
+    mirrored = np.ascontiguousarray(portrait[:, ::-1])
+    last = portrait.shape[1] - 1
+    offsets = list[float]()
     for step in np.linspace(-0.5, 0.5, 9):
         for side_px in around.side_px * np.array([0.9, 1.0, 1.1]):
             region = Region(around.x_px + step, around.y_px - step, side_px, around.angle)
@@ -90,7 +102,8 @@ def test_points_agree_with_the_recorded_ones(
     assets: Path, reference: Path, detector: MediaPipeDetector, clip: str
 ) -> None:
     recorded = json.loads((reference / "demo_landmarks3.json").read_text())[clip]
-    tracker, distances = MainFace(detector), []
+    tracker = MainFace(detector)
+    distances = []
     with av.open(str(assets / f"{clip}_video.mp4")) as container:
         for frame, points in zip(container.decode(video=0), recorded, strict=False):
             tracked = tracker.update(frame.to_ndarray(format="rgb24"))
@@ -102,16 +115,21 @@ def test_points_agree_with_the_recorded_ones(
     assert np.median(distances) < MEDIAN_PART_OF_BROWS
 
 
-# Faces on their side or upside down, as in videos with a wrong rotation tag, are no faces, and the run says so.
+# Faces on their side or upside down, as in videos with a wrong rotation tag, are no faces, and the
+# run says so.
 
 
-@pytest.mark.parametrize(("quarters", "filters"), [(1, "transpose=1"), (2, "hflip,vflip"), (3, "transpose=2")])
+@pytest.mark.parametrize(
+    ("quarters", "filters"), [(1, "transpose=1"), (2, "hflip,vflip"), (3, "transpose=2")]
+)
 def test_a_turned_video_is_an_error_with_its_cure(
     detector: MediaPipeDetector, tmp_path: Path, quarters: int, filters: str
 ) -> None:
     frames = [np.ascontiguousarray(np.rot90(frame, quarters)) for frame in first_person(3)]
     clip = write_video(tmp_path / "turned.mp4", frames)
-    with pytest.raises(NoFaceError, match=f"3 with one on its side or upside down.*ffmpeg .* -vf {filters} "):
+    with pytest.raises(
+        NoFaceError, match=f"3 with one on its side or upside down.*ffmpeg .* -vf {filters} "
+    ):
         analyze(clip, detector)
 
 
@@ -120,7 +138,10 @@ def test_a_turned_video_is_an_error_with_its_cure(
 
 def busy(name: str, size: tuple[int, int]) -> UInt8Array:
     picture = np.asarray(getattr(skimage.data, name)())
-    picture = np.repeat(picture[..., None], 3, 2) if picture.ndim == 2 else picture
+    if picture.ndim == 2:
+        picture = np.repeat(picture[..., None], 3, 2)
+    else:
+        picture = picture
     return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
@@ -134,7 +155,8 @@ def test_a_small_face_is_found(
     scale = height_px / float(face.box[3] - face.box[1])
     small = cv2.resize(head, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
     frame = busy("coffee", size)
-    left, top = size[0] // 3, size[1] // 2
+    left = size[0] // 3
+    top = size[1] // 2
     frame[top : top + small.shape[0], left : left + small.shape[1]] = small
     (found,) = detector.detect(frame)
     expected = (face.points + 0.5) * scale - 0.5 + (left, top)
@@ -143,7 +165,9 @@ def test_a_small_face_is_found(
 
 
 @pytest.mark.integration
-def test_a_small_face_is_found_beside_a_large_one(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+def test_a_small_face_is_found_beside_a_large_one(
+    detector: MediaPipeDetector, portrait: UInt8Array
+) -> None:
     frame = busy("coffee", (1280, 720))
     frame[100:580, :480] = first_person(1)[0]
     entered = frame.copy()

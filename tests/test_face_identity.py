@@ -1,4 +1,6 @@
-"""People keep their numbers: crossing, leaving and coming back, across cuts; and who of them is chosen."""
+"""People keep their numbers: crossing, leaving and coming back, across cuts; and who of them is
+chosen.
+"""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -32,13 +34,20 @@ def seen_in(detector: MediaPipeDetector, frames: Iterable[UInt8Array]) -> list[F
 def at(seen: FrameFaces, x: float | None) -> int | None:
     """The number of the person whose face is at `x`."""
     middles = {one.person: (one.face.box[0] + one.face.box[2]) / 2 for one in seen.faces}
-    near = [person for person, middle in middles.items() if x is not None and abs(middle - x) < NEAR_PX]
-    return near[0] if near else None
+    near = [
+        person for person, middle in middles.items() if x is not None and abs(middle - x) < NEAR_PX
+    ]
+    if near:
+        return near[0]
+    return None
 
 
-def assert_told_apart(seen: list[FrameFaces], first: list[float], second: list[float | None]) -> None:
+def assert_told_apart(
+    seen: list[FrameFaces], first: list[float], second: list[float | None]
+) -> None:
     """Both people keep their numbers where they are farther apart than a face is wide."""
-    one, other = at(seen[0], first[0]), at(seen[0], second[0])
+    one = at(seen[0], first[0])
+    other = at(seen[0], second[0])
     assert {one, other} == {0, 1}
     for frame, x, other_x in zip(seen, first, second, strict=True):
         if other_x is None or abs(x - other_x) > 130:
@@ -51,7 +60,9 @@ def assert_told_apart(seen: list[FrameFaces], first: list[float], second: list[f
 @pytest.mark.integration
 def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector) -> None:
     crossing = [350.0 + 12 * i for i in range(30)]
-    assert_told_apart(seen_in(detector, together(crossing, crossing[::-1])), crossing, crossing[::-1])
+    assert_told_apart(
+        seen_in(detector, together(crossing, crossing[::-1])), crossing, crossing[::-1]
+    )
 
 
 @pytest.mark.integration
@@ -59,7 +70,8 @@ def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector) 
 def test_filmed_people_keep_their_numbers(detector: MediaPipeDetector, assets: Path) -> None:
     """One crosses the other's way, leaves and comes back."""
     one, other = (filmed(assets / f"demo{number}_video.mp4", 60, detector) for number in (1, 2))
-    first, away = [300.0 + 5 * i for i in range(60)], [None] * 20
+    first = [300.0 + 5 * i for i in range(60)]
+    away = [None] * 20
     second = [*(700.0 - 20 * i for i in range(20)), *away, *(300.0 - 10 * i for i in range(20))]
     seen = seen_in(detector, together(first, second, people=(one, other)))
     assert_told_apart(seen, first, second)
@@ -69,9 +81,13 @@ def test_filmed_people_keep_their_numbers(detector: MediaPipeDetector, assets: P
 def test_numbers_are_kept_across_cuts(detector: MediaPipeDetector) -> None:
     wide = together([250.0] * 5, [790.0] * 5)
     close = together([None] * 5, [420.0] * 5, light=50)
-    mirrored = [np.ascontiguousarray(frame[::-1, ::-1][::-1]) for frame in together([700.0] * 5, [None] * 5, light=25)]
+    mirrored = [
+        np.ascontiguousarray(frame[::-1, ::-1][::-1])
+        for frame in together([700.0] * 5, [None] * 5, light=25)
+    ]
     seen = seen_in(detector, [*wide, *close, *mirrored, *wide])
-    one, other = at(seen[0], 250), at(seen[0], 790)
+    one = at(seen[0], 250)
+    other = at(seen[0], 790)
     people = [{face.person for face in frame.faces} for frame in seen]
     assert people[:5] == people[15:] == [{one, other}] * 5
     assert people[5:10] == [{other}] * 5
@@ -86,7 +102,9 @@ def sighting(person: int, left: float, size: float = 100.0) -> TrackedDetection:
     return TrackedDetection(person, person, Face(box, np.zeros((3, 2), np.float32)))
 
 
-LEFT, RIGHT, LARGE = sighting(0, 50), sighting(1, 700), sighting(2, 300, 200)
+LEFT = sighting(0, 50)
+RIGHT = sighting(1, 700)
+LARGE = sighting(2, 300, 200)
 
 
 def chosen(choice: FaceChoice, frames: list[FrameFaces]) -> list[dict[int, int]]:
@@ -97,26 +115,36 @@ def chosen(choice: FaceChoice, frames: list[FrameFaces]) -> list[dict[int, int]]
 
 
 @pytest.mark.parametrize(
-    ("text", "person"), [("largest", 2), ("left", 0), ("right", 1), ("index:1", 1), ("at:100,150", 0)]
+    ("text", "person"),
+    [("largest", 2), ("left", 0), ("right", 1), ("index:1", 1), ("at:100,150", 0)],
 )
 def test_a_choice_takes_its_face(text: str, person: int) -> None:
     assert chosen(parse_face(text), [FrameFaces(0, (LEFT, RIGHT, LARGE))]) == [{person: 0}]
 
 
-GROWN, MOVED = sighting(0, 50, 400), sighting(0, 650)
+GROWN = sighting(0, 50, 400)
+MOVED = sighting(0, 650)
 
 
 @pytest.mark.parametrize(
     ("text", "shown", "people"),
     [
-        ("largest", [(0, LEFT, LARGE), (0, GROWN, LARGE), (1, GROWN, LARGE)], [2, 2, 0]),  # until the next shot
-        ("largest", [(0, LEFT, LARGE), *[(0, LEFT)] * 3, (0, LEFT, LARGE)], [2, None, None, 0, 2]),  # who comes back
-        ("at:100,150", [(0, RIGHT), (0, LEFT, RIGHT), (1, MOVED, LARGE), (1, LARGE)], [None, 0, 0, None]),
+        # until the next shot
+        ("largest", [(0, LEFT, LARGE), (0, GROWN, LARGE), (1, GROWN, LARGE)], [2, 2, 0]),
+        # who comes back
+        ("largest", [(0, LEFT, LARGE), *[(0, LEFT)] * 3, (0, LEFT, LARGE)], [2, None, None, 0, 2]),
+        (
+            "at:100,150",
+            [(0, RIGHT), (0, LEFT, RIGHT), (1, MOVED, LARGE), (1, LARGE)],
+            [None, 0, 0, None],
+        ),
     ],
 )
 def test_who_was_chosen_stays_chosen(text: str, shown: list[Any], people: list[int | None]) -> None:
     frames = [FrameFaces(shot, faces) for shot, *faces in shown]
-    assert chosen(parse_face(text), frames) == [{} if person is None else {person: 0} for person in people]
+    assert chosen(parse_face(text), frames) == [
+        {} if person is None else {person: 0} for person in people
+    ]
 
 
 @pytest.mark.integration
@@ -129,7 +157,8 @@ def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
     assert untouched_in(jobs) == [Interval(0.2, 0.68, "other faces")]
 
 
-# Who somebody is, is decided when all of the face was seen, in usual light, and looked the same for a moment.
+# Who somebody is, is decided when all of the face was seen, in usual light, and looked the same for
+# a moment.
 
 
 def raised(frame: UInt8Array, shift_px: int) -> UInt8Array:
@@ -152,7 +181,9 @@ def people_of(seen: list[FrameFaces]) -> list[int | None]:
 @pytest.mark.integration
 def test_someone_who_comes_back_at_an_edge_keeps_the_number(detector: MediaPipeDetector) -> None:
     shifts = [*[0] * 8, *[480] * 16, *range(260, 0, -20), *[0] * 8]
-    frames = [raised(frame, shift) for frame, shift in zip(first_person(len(shifts)), shifts, strict=True)]
+    frames = [
+        raised(frame, shift) for frame, shift in zip(first_person(len(shifts)), shifts, strict=True)
+    ]
     seen = people_of(seen_in(detector, frames))
     assert seen[:8] == [0] * 8
     assert set(seen[8:24]) == {None}
@@ -173,8 +204,11 @@ def test_a_flash_does_not_change_a_number(detector: MediaPipeDetector, assets: P
 def test_a_dissolve_leads_to_another_person(detector: MediaPipeDetector) -> None:
     """Then the cut back to the first one is to the first number."""
     shares = np.clip((np.arange(48) - 10) / 25, 0, 1)
-    first, second = first_person(56), second_person(48)
-    frames = [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=False)]
+    first = first_person(56)
+    second = second_person(48)
+    frames = [
+        cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=False)
+    ]
     seen = people_of(seen_in(detector, [*frames, *first[48:]]))
     assert set(seen[:16]) == {0}
     assert set(seen[34:48]) == {1}

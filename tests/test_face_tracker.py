@@ -1,4 +1,6 @@
-"""Tracking one face through lost frames, cuts and other faces; what other detectors return is checked."""
+"""Tracking one face through lost frames, cuts and other faces; what other detectors return is
+checked.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,15 +22,20 @@ from tests.people import first_person, together
 
 def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float = 130.0) -> Face:
     box = np.array([left, top, left + width, top + height], np.float32)
-    points = np.array([[left + 20, top + 20], [left + 80, top + 20], [left + 50, top + 70]], np.float32)
+    points = np.array(
+        [[left + 20, top + 20], [left + 80, top + 20], [left + 50, top + 70]], np.float32
+    )
     return Face(box, points)
 
 
 class Detecting:
-    """A detector of others; has prepared faces for the frame whose number is the level of its first pixel."""
+    """A detector of others; has prepared faces for the frame whose number is the level of its first
+    pixel.
+    """
 
     def __init__(self, frames: list[list[Face]]) -> None:
-        self.frames, self.detections = frames, 0
+        self.frames = frames
+        self.detections = 0
 
     def now(self, frame: UInt8Array) -> list[Face]:
         return self.frames[int(frame[0, 0, 0])]
@@ -51,11 +58,14 @@ class Following(Detecting):
 
 def ids(detector: Detecting) -> list[int | None]:
     tracker = MainFace(detector)
-    found = [tracker.update(np.full((8, 8, 3), index, np.uint8)) for index in range(len(detector.frames))]
+    found = [
+        tracker.update(np.full((8, 8, 3), index, np.uint8)) for index in range(len(detector.frames))
+    ]
     return [None if face is None else face.track_id for face in found]
 
 
-ME, OTHER = face_at(100), face_at(600, width=95, height=120)
+ME = face_at(100)
+OTHER = face_at(600, width=95, height=120)
 
 
 @pytest.mark.parametrize("kind", [Detecting, Following])
@@ -64,11 +74,14 @@ ME, OTHER = face_at(100), face_at(600, width=95, height=120)
     [
         ([[ME], [], [ME], [], [ME]], [0, None, 1, None, 2]),
         ([[ME], [OTHER], [face_at(605)]], [0, 1, 1]),  # a cut
-        ([[ME, OTHER], [OTHER], [OTHER], [ME, OTHER], [ME, OTHER]], [0, None, None, 1, 1]),  # a bystander
+        # a bystander
+        ([[ME, OTHER], [OTHER], [OTHER], [ME, OTHER], [ME, OTHER]], [0, None, None, 1, 1]),
     ],
     ids=["gap", "cut", "bystander"],
 )
-def test_runs_of_a_face(kind: type[Detecting], frames: list[list[Face]], expected: list[int | None]) -> None:
+def test_runs_of_a_face(
+    kind: type[Detecting], frames: list[list[Face]], expected: list[int | None]
+) -> None:
     assert ids(kind(frames)) == expected
 
 
@@ -79,7 +92,8 @@ def test_follows_and_searches_every_half_second() -> None:
 
 
 def test_a_face_partly_outside_is_tracked_until_it_leaves(detector: MediaPipeDetector) -> None:
-    frame, tracker = first_person(1)[0], MainFace(detector)
+    frame = first_person(1)[0]
+    tracker = MainFace(detector)
     seen = [tracker.update(np.ascontiguousarray(frame[:, 20 * step :])) for step in range(18)]
     tracked = [face is not None for face in seen]
     assert tracked[:8] == [True] * 8
@@ -89,7 +103,14 @@ def test_a_face_partly_outside_is_tracked_until_it_leaves(detector: MediaPipeDet
 
 @pytest.mark.parametrize(
     ("width", "height", "fine"),
-    [(28, 40, True), (27, 40, False), (30, 39, False), (151, 100, False), (150, 100, True), (60, 301, False)],
+    [
+        (28, 40, True),
+        (27, 40, False),
+        (30, 39, False),
+        (151, 100, False),
+        (150, 100, True),
+        (60, 301, False),
+    ],
 )
 def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: bool) -> None:
     assert usable(face_at(0, width=width, height=height)) is fine
@@ -106,11 +127,14 @@ WRONG: dict[str, object] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_a_detector_returns_is_checked(case: str) -> None:
     detector = Detecting([[WRONG[case]]])  # type: ignore[list-item]
-    with pytest.raises(InputError, match=r"detector Detecting: detect returned .*box float32 \(4,\) as left, top"):
+    with pytest.raises(
+        InputError, match=r"detector Detecting: detect returned .*box float32 \(4,\) as left, top"
+    ):
         MainFace(detector).update(np.zeros((400, 400, 3), np.uint8))
 
 
-# Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed back.
+# Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed
+# back.
 
 
 def numbered(count: int) -> Iterator[Frame]:
@@ -129,7 +153,9 @@ def test_a_short_gap_is_bridged(gap: int) -> None:
     lefts = [float(job.targets[0].tracked.box[0]) for job in jobs]
     assert lefts == pytest.approx([100 + 2 * index for index in range(gap + 2)], abs=1e-3)
     assert {job.targets[0].track_id for job in jobs} == {0}
-    assert np.allclose(np.diff([job.targets[0].matrix[:, 2] for job in jobs], 2, axis=0)[1:], 0, atol=0.02)
+    assert np.allclose(
+        np.diff([job.targets[0].matrix[:, 2] for job in jobs], 2, axis=0)[1:], 0, atol=0.02
+    )
     assert untouched_in(jobs) == []
 
 
@@ -143,9 +169,17 @@ def test_a_longer_gap_stays_and_is_reported() -> None:
 @pytest.mark.parametrize(
     ("last", "during", "reason"),
     [
-        (Face(face_at(100).box, np.float32([[120, 120], [160, 120], [175, 170]])), [], "turned away"),
+        (
+            Face(face_at(100).box, np.float32([[120, 120], [160, 120], [175, 170]])),
+            [],
+            "turned away",
+        ),
         (face_at(100), [Face(np.float32([0, 0, 9, 12]), face_at(0).points)], "too small"),
-        (face_at(100), [Face(face_at(400).box, np.float32([[450, 90], [450, 150], [400, 120]]))], "on its side"),
+        (
+            face_at(100),
+            [Face(face_at(400).box, np.float32([[450, 90], [450, 150], [400, 120]]))],
+            "on its side",
+        ),
     ],
 )
 def test_the_reason_is_told(last: Face, during: list[Face], reason: str) -> None:
@@ -165,7 +199,9 @@ def at_times(times_s: list[Fraction], faces: list[list[Face]]) -> list[FrameJob]
 def test_a_gap_is_measured_and_interpolated_by_time() -> None:
     times_s = [Fraction(milliseconds, 1000) for milliseconds in (0, 40, 100, 400, 500)]
     jobs = at_times(times_s, [[face_at(100)], [], [], [], [face_at(150)]])
-    assert [float(job.targets[0].tracked.box[0]) for job in jobs] == pytest.approx([100, 104, 110, 140, 150], abs=1e-3)
+    assert [float(job.targets[0].tracked.box[0]) for job in jobs] == pytest.approx(
+        [100, 104, 110, 140, 150], abs=1e-3
+    )
     jobs = at_times([Fraction(second) for second in range(3)], [[face_at(100)], [], [face_at(100)]])
     assert [len(job.targets) for job in jobs] == [1, 0, 1]
     assert untouched_in(jobs) == [Interval(1.0, 2.0, "no face")]
@@ -188,7 +224,9 @@ def test_a_face_that_a_later_search_finds_is_followed_back() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("covered", ["flat", "by another"])
-def test_nothing_is_painted_on_what_covers_a_face(detector: MediaPipeDetector, covered: str) -> None:
+def test_nothing_is_painted_on_what_covers_a_face(
+    detector: MediaPipeDetector, covered: str
+) -> None:
     if covered == "flat":
         frames = first_person(16)
         for frame in frames[6:10]:

@@ -1,4 +1,6 @@
-"""Saved tracks: aligned as they were when found, at any rate and backwards; edited by people; and what is refused."""
+"""Saved tracks: aligned as they were when found, at any rate and backwards; edited by people; and
+what is refused.
+"""
 
 import json
 from collections.abc import Callable
@@ -14,7 +16,14 @@ from PIL import Image
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, mark_of, read_tracks, save_tracks
+from latentsync_trt.face.track_file import (
+    ClipMark,
+    FaceSpan,
+    Tracks,
+    mark_of,
+    read_tracks,
+    save_tracks,
+)
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
@@ -44,15 +53,26 @@ def jobs_of(clip: Path, playback: Playback, saved: Path) -> list[FrameJob]:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "playback",
-    [Playback(25), Playback(duration_s=Fraction(5, 4), extend="pingpong"), Playback(25, Fraction(2), "loop")],
+    [
+        Playback(25),
+        Playback(duration_s=Fraction(5, 4), extend="pingpong"),
+        Playback(25, Fraction(2), "loop"),
+    ],
     ids=["25", "ping-pong", "loop"],
 )
 def test_tracks_follow_the_time_of_the_source(clip: Path, saved: Path, playback: Playback) -> None:
-    wanted = {job.frame.source_s: job.targets[0].tracked for job in jobs_of(clip, Playback(), saved)}
+    wanted = {
+        job.frame.source_s: job.targets[0].tracked for job in jobs_of(clip, Playback(), saved)
+    }
     jobs = jobs_of(clip, playback, saved)
-    assert all(np.array_equal(job.targets[0].tracked.points, wanted[job.frame.source_s].points) for job in jobs)
+    assert all(
+        np.array_equal(job.targets[0].tracked.points, wanted[job.frame.source_s].points)
+        for job in jobs
+    )
     runs = [job.targets[0].track_id for job in jobs]
-    assert len(set(runs)) == (4 if playback.extend == "loop" else 1), "each pass of a loop is a run of its own"
+    assert len(set(runs)) == (4 if playback.extend == "loop" else 1), (
+        "each pass of a loop is a run of its own"
+    )
 
 
 def span(person: int, start_s: float, count: int = 5) -> FaceSpan:
@@ -63,7 +83,9 @@ def span(person: int, start_s: float, count: int = 5) -> FaceSpan:
 
 def edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     """Saves two people, one of them with two spans, and applies an edit to the file."""
-    path = save_tracks(Tracks(CLIP, (0.0, 0.2), (span(0, 0), span(1, 0), span(0, 0.2))), folder / "t.json")
+    path = save_tracks(
+        Tracks(CLIP, (0.0, 0.2), (span(0, 0), span(1, 0), span(0, 0.2))), folder / "t.json"
+    )
     content = json.loads(path.read_text())
     edit(content)
     path.write_text(json.dumps(content), encoding="utf-8-sig")  # as editors of Windows do
@@ -96,9 +118,18 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda f: row(f, 1).__setitem__(slice(5, None), [9] * 6),
         "people[0].spans[0].frames[1], 0.04 s: the points coincide",
     ),
-    "two places": (lambda f: f["people"][1].update(person=0), ": person 0 is at two places after 0.00 s"),
-    "shots": (lambda f: f["shots_s"].reverse(), "shots_s[1]: a shot does not begin after the one before"),
-    "speech": (lambda f: f["people"][1].update(speaks=[[0, 1], [3, 2]]), "people[1].speaks[1]: 3 to 2 s"),
+    "two places": (
+        lambda f: f["people"][1].update(person=0),
+        ": person 0 is at two places after 0.00 s",
+    ),
+    "shots": (
+        lambda f: f["shots_s"].reverse(),
+        "shots_s[1]: a shot does not begin after the one before",
+    ),
+    "speech": (
+        lambda f: f["people"][1].update(speaks=[[0, 1], [3, 2]]),
+        "people[1].speaks[1]: 3 to 2 s",
+    ),
     "NaN": (lambda f: row(f, 2).__setitem__(5, float("nan")), "(line 1, column "),
 }
 
@@ -132,7 +163,9 @@ def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: P
     renamed.write_bytes(clip.read_bytes())
     tracks.check_clip(mark_of(renamed, probe(renamed)), saved)
     other = write_video(tmp_path / "other.mp4", numbered(25), FPS)
-    with pytest.raises(InputError, match=r"one.json: has the tracks of one.mp4 \(.*480×480.* is other.mp4"):
+    with pytest.raises(
+        InputError, match=r"one.json: has the tracks of one.mp4 \(.*480×480.* is other.mp4"
+    ):
         tracks.check_clip(mark_of(other, probe(other)), saved)
 
 

@@ -1,4 +1,6 @@
-"""Temporary folders: told from those of living processes, removed by whoever comes next, and nothing else is."""
+"""Temporary folders: told from those of living processes, removed by whoever comes next, and
+nothing else is.
+"""
 
 import os
 import subprocess
@@ -111,11 +113,17 @@ def test_many_processes_make_and_remove_folders_at_once(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from latentsync_trt.files import temporary_folder\n"
         "for number in range(60):\n"
         "    with temporary_folder(Path(sys.argv[1])) as folder:\n"
-        "        (folder / 'file').write_text('here'); assert (folder / 'file').read_text() == 'here'\n"
+        "        (folder / 'file').write_text('here'); "
+        "assert (folder / 'file').read_text() == 'here'\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
-    assert [(process.communicate()[0], process.returncode) for process in processes] == [(b"", 0)] * 3
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(3)
+    ]
+    assert [(process.communicate()[0], process.returncode) for process in processes] == [
+        (b"", 0)
+    ] * 3
     assert names(tmp_path) == []
 
 
@@ -152,7 +160,9 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path) -> None:
-    """A file where it took long to make, and a bundle whose folder cannot be moved away, as a mount point."""
+    """A file where it took long to make, and a bundle whose folder cannot be moved away, as a mount
+    point.
+    """
     path = tmp_path / "faces.json"
     path.mkdir()
     for keep in (False, True):
@@ -162,7 +172,10 @@ def test_what_cannot_be_put_in_place_is_kept_beside_it(tmp_path: Path) -> None:
     assert (tmp_path / "faces-1.json").read_text() == "finished"
     bundle = tmp_path / "1.6-512-fp16"
     bundle.mkdir()
-    with pytest.raises(OutputError, match=r"kept as .*1\.6-512-fp16-1\)"), published_folder(bundle) as staged:
+    with (
+        pytest.raises(OutputError, match=r"kept as .*1\.6-512-fp16-1\)"),
+        published_folder(bundle) as staged,
+    ):
         (staged / MANIFEST_NAME).write_text("finished")
         (staged.parent / "replaced" / "in the way").mkdir(parents=True)
     assert (tmp_path / "1.6-512-fp16-1" / MANIFEST_NAME).read_text() == "finished"
@@ -185,9 +198,11 @@ def test_what_is_written_through_a_link_is_where_that_leads(tmp_path: Path, writ
     """Also where nothing is yet, and with the permissions of what is replaced."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    link, real = tmp_path / "out.txt", disk / "real.txt"
+    link = tmp_path / "out.txt"
+    real = disk / "real.txt"
     if write is whole_folder:
-        link, real = tmp_path / "bundle" / "out.txt", disk / "real" / "out.txt"
+        link = tmp_path / "bundle" / "out.txt"
+        real = disk / "real" / "out.txt"
     named, end = (link, real) if write is not whole_folder else (link.parent, real.parent)
     (disk / "named").symlink_to(end)
     named.symlink_to(disk / "named")
@@ -218,7 +233,8 @@ class Interrupted(type(Path())):  # type: ignore[misc]
 
 
 def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(tmp_path: Path) -> None:
-    staged, target = Interrupted(tmp_path / "staged"), tmp_path / "1.6-512-fp16"
+    staged = Interrupted(tmp_path / "staged")
+    target = tmp_path / "1.6-512-fp16"
     staged.mkdir()
     target.mkdir()
     (target / MANIFEST_NAME).write_text("old")

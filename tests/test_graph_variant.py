@@ -1,4 +1,6 @@
-"""Which variant of a graph is opened where, and with which options: with sessions that imitate those of a GPU."""
+"""Which variant of a graph is opened where, and with which options: with sessions that imitate
+those of a GPU.
+"""
 
 import types
 from collections.abc import Callable
@@ -27,8 +29,9 @@ Make = Callable[..., SessionFactory]
 
 
 class Provider:
-    """Stands for ONNX Runtime with a GPU. `asked`: what was opened; `on_cpu`: how many of its ten nodes it leaves to
-    the CPU."""
+    """Stands for ONNX Runtime with a GPU. `asked`: what was opened; `on_cpu`: how many of its ten
+    nodes it leaves to the CPU.
+    """
 
     def __init__(self) -> None:
         self.on_cpu = 0
@@ -67,14 +70,21 @@ def both(tmp_path: Path) -> Bundle:
     manifest = plain.manifest
     entry = replace(manifest.graphs["denoise_step"], forms={"cuda": path.name})
     files = {**manifest.files, path.name: FileEntry(sha256_file(path), path.stat().st_size)}
-    return Bundle(plain.folder, replace(manifest, graphs={**manifest.graphs, "denoise_step": entry}, files=files))
+    return Bundle(
+        plain.folder,
+        replace(manifest, graphs={**manifest.graphs, "denoise_step": entry}, files=files),
+    )
 
 
 @pytest.fixture
 def make(tmp_path: Path, both: Bundle) -> Make:
-    def made(name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any) -> SessionFactory:
+    def made(
+        name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any
+    ) -> SessionFactory:
         selection = Selection(name, gpu=None if name == "cpu" else gpu)
-        return SessionFactory(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"))
+        return SessionFactory(
+            bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache")
+        )
 
     return made
 
@@ -102,8 +112,16 @@ def test_the_variant_for_cuda_is_opened_with_its_options(
     factory = make(gpu=gpu)
     opened = factory.open("denoise_step")
     assert provider.asked[-1][0] == both.folder / "denoise_step.cuda.onnx"
-    assert (provider.options()["fuse_conv_bias"], provider.options().get("sdpa_kernel")) == ("1", kernels)
-    assert (opened.costs.built, opened.costs.build_s, opened.size_bytes, opened.costs.node_share) == (
+    assert (provider.options()["fuse_conv_bias"], provider.options().get("sdpa_kernel")) == (
+        "1",
+        kernels,
+    )
+    assert (
+        opened.costs.built,
+        opened.costs.build_s,
+        opened.size_bytes,
+        opened.costs.node_share,
+    ) == (
         False,
         0.0,
         0,
@@ -117,7 +135,9 @@ def test_the_variant_for_cuda_is_opened_with_its_options(
 
 def test_a_graph_that_runs_on_the_cpu_in_part_is_an_error(make: Make, provider: Provider) -> None:
     provider.on_cpu = 2
-    with pytest.raises(EngineBuildError, match=r"cuda runs 80% of its nodes.*2 on CPU.*export the model again"):
+    with pytest.raises(
+        EngineBuildError, match=r"cuda runs 80% of its nodes.*2 on CPU.*export the model again"
+    ):
         make().open("denoise_step")
 
 
@@ -135,8 +155,11 @@ def test_a_graph_that_runs_on_the_cpu_in_part_is_an_error(make: Make, provider: 
 def test_cuda_graphs_are_recorded_by_default_at_low_resolutions_where_all_steps_have_the_variant(
     make: Make, both: Bundle, name: str, resolution_px: int, options: dict[str, Any], recorded: bool
 ) -> None:
-    full, cached = (both.manifest.graphs[graph] for graph in ("denoise_step", "denoise_step_cached"))
+    full, cached = (
+        both.manifest.graphs[graph] for graph in ("denoise_step", "denoise_step_cached")
+    )
     graphs = {"denoise_step": full, "denoise_step_cached": replace(cached, forms=full.forms)}
     bundle = Bundle(both.folder, replace(both.manifest, graphs=graphs, resolution_px=resolution_px))
     assert make(name, bundle=bundle, **{"dynamic": False, **options}).cuda_graph is recorded
-    assert name != "cuda" or options.get("cuda_graph") or not make(dynamic=False).cuda_graph  # one step lacks it
+    # one step lacks it
+    assert name != "cuda" or options.get("cuda_graph") or not make(dynamic=False).cuda_graph

@@ -1,4 +1,6 @@
-"""What is wrong with a call, or decides whether it is worth its time, is said before anything heavy is loaded."""
+"""What is wrong with a call, or decides whether it is worth its time, is said before anything heavy
+is loaded.
+"""
 
 import threading
 from dataclasses import replace
@@ -32,7 +34,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_an_error_does_not_wait_for_the_bundle_that_opens_meanwhile() -> None:
-    may_open, closed = threading.Event(), threading.Event()
+    may_open = threading.Event()
+    closed = threading.Event()
 
     def opened() -> LipSync:
         assert may_open.wait(TIMEOUT_S)
@@ -53,7 +56,12 @@ def test_an_error_does_not_wait_for_the_bundle_that_opens_meanwhile() -> None:
     ],
 )
 def test_a_call_from_python_says_it_before_networks_open(
-    clip: tuple[Path, Path], tmp_path: Path, device: Device, argument: str, value: object, message: str
+    clip: tuple[Path, Path],
+    tmp_path: Path,
+    device: Device,
+    argument: str,
+    value: object,
+    message: str,
 ) -> None:
     given: dict[str, object] = {"video": clip[0], "audio": clip[1], "output": tmp_path / "out.mp4"}
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
@@ -70,14 +78,17 @@ def test_sound_that_breaks_off_late_is_found_before_engines_are_built(
     """That may take minutes."""
     path = write_sound(tmp_path / "nan.wav", 3.0, codec="pcm_f32le")
     path.write_bytes(path.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
-    builder, options = compiling_provider(monkeypatch), RuntimeOptions(engine_cache=tmp_path / "cache")
+    builder = compiling_provider(monkeypatch)
+    options = RuntimeOptions(engine_cache=tmp_path / "cache")
     with LipSync(Bundle.load(small_bundle()), COMPILING, options) as lip_sync:
         with pytest.raises(InputError, match="NaN"):
             lip_sync.sync(clip[0], path, tmp_path / "out.mp4", QUICK)
         assert not builder.built
         lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
         assert builder.built
-        with pytest.raises(InputError, match=r"out\.mp4: exists already; .* replace it with --overwrite"):
+        with pytest.raises(
+            InputError, match=r"out\.mp4: exists already; .* replace it with --overwrite"
+        ):
             lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
 
 
@@ -96,18 +107,27 @@ def test_sound_that_breaks_off_late_is_found_before_engines_are_built(
         ("audio", "loop", None, 4, ""),
     ],
 )
-def test_lengths(length: Length | None, extend: Extend, video_s: float | None, audio_s: float, words: str) -> None:
-    info = replace(picture_info(64, 64, rgb=False), duration_s=None if video_s is None else Fraction(video_s))
+def test_lengths(
+    length: Length | None, extend: Extend, video_s: float | None, audio_s: float, words: str
+) -> None:
+    info = replace(
+        picture_info(64, 64, rgb=False), duration_s=None if video_s is None else Fraction(video_s)
+    )
     found = notices_of_length(info, Fraction(audio_s), SyncOptions(length=length, extend=extend))
     assert len(found) == bool(words)
-    assert all(words in text and f"the video lasts {float(video_s or 0):g} s" in text for text in found)
+    assert all(
+        words in text and f"the video lasts {float(video_s or 0):g} s" in text for text in found
+    )
 
 
 @pytest.mark.integration
 def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path) -> None:
-    """Of a clip of 4 frames at 50 frames/s with longer speech, half of which is missing, after a run that failed."""
+    """Of a clip of 4 frames at 50 frames/s with longer speech, half of which is missing, after a
+    run that failed.
+    """
     lines: list[str] = []
-    clip, sound = write_face(tmp_path / "clip.mp4", 4, fps=50), write_sound(tmp_path / "speech.wav", 1.2)
+    clip = write_face(tmp_path / "clip.mp4", 4, fps=50)
+    sound = write_sound(tmp_path / "speech.wav", 1.2)
     sound.write_bytes(sound.read_bytes()[:-19_200])
     pictures = bytearray(clip.read_bytes())
     at = pictures.index(b"moov") - 40_000

@@ -1,4 +1,6 @@
-"""Whatever a source has besides picture and first sound is in the output, or a note names it: a table."""
+"""Whatever a source has besides picture and first sound is in the output, or a note names it: a
+table.
+"""
 
 from fractions import Fraction
 from pathlib import Path
@@ -74,7 +76,14 @@ LEFT_OUT = {
     "film.mkv": {
         ".mp4": {"tag imdb", "tag make", "tag model", "file font.ttf", "audio 1 original"} | NEVER,
         ".mov": {
-            *("tag composer", "tag description", "tag keywords", "tag imdb", "file font.ttf", "audio 1 original"),
+            *(
+                "tag composer",
+                "tag description",
+                "tag keywords",
+                "tag imdb",
+                "file font.ttf",
+                "audio 1 original",
+            ),
             *("subtitle 2 forced", "subtitle 3 hearing_impaired"),
         }
         | OF_MOV
@@ -92,8 +101,12 @@ def write_source(path: Path) -> Path:
     kind = path.suffix
     with av.open(str(path), "w", options=options) as container:
         container.metadata.update(tags)
-        video = container.add_stream("libx264", rate=25, options={"preset": "ultrafast", "tune": "zerolatency"})
-        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        video = container.add_stream(
+            "libx264", rate=25, options={"preset": "ultrafast", "tune": "zerolatency"}
+        )
+        video.width = 96
+        video.height = 64
+        video.pix_fmt = "yuv420p"
         video.codec_context.sample_aspect_ratio = Fraction(4, 3)
         if kind == ".mkv":
             video.metadata["stereo_mode"] = "left_right"
@@ -102,7 +115,9 @@ def write_source(path: Path) -> Path:
         sounds[1].disposition = Disposition.default | Disposition.dub
         sounds[2].disposition = Disposition.comment | Disposition.original
         for sound, language in zip(sounds, ("jpn", "deu", "eng"), strict=True):
-            sound.metadata.update({"language": language, "title": f"In {language}", "handler_name": f"Of {language}"})
+            sound.metadata.update(
+                {"language": language, "title": f"In {language}", "handler_name": f"Of {language}"}
+            )
         if kind != ".ts":
             _add_texts(container, kind)
         if kind == ".mkv":
@@ -112,37 +127,51 @@ def write_source(path: Path) -> Path:
             data = [container.add_data_stream(codec) for codec in ("klv", "timed_id3", "scte_35")]
         for index in range(5):
             frame = av.VideoFrame(96, 64, "yuv420p")
-            frame.pts, frame.time_base = index, Fraction(1, 25)
+            frame.pts = index
+            frame.time_base = Fraction(1, 25)
             container.mux(video.encode(frame))
         container.mux(video.encode(None))
         for sound in sounds:
             samples = av.AudioFrame(format="fltp", layout="stereo", samples=9600)
             for plane in samples.planes:
                 plane.update(bytes(plane.buffer_size))
-            samples.sample_rate, samples.pts, samples.time_base = 48000, 0, Fraction(1, 48000)
+            samples.sample_rate = 48000
+            samples.pts = 0
+            samples.time_base = Fraction(1, 48000)
             container.mux(sound.encode(samples))
             container.mux(sound.encode(None))
         if kind == ".ts":
             for stream in data:
                 packet = av.Packet(b"12345678")
-                packet.stream, packet.pts, packet.dts, packet.time_base = stream, 0, 0, Fraction(1, 1000)
+                packet.stream = stream
+                packet.pts = 0
+                packet.dts = 0
+                packet.time_base = Fraction(1, 1000)
                 container.mux(packet)
     return path
 
 
 def _add_texts(container: Any, kind: str) -> None:
     names = ("id", "start", "end", "time_base", "metadata")
-    values = (1, 0, 100, Fraction(1, 1000), {"title": "One"}), (2, 100, 200, Fraction(1, 1000), {"title": "Two"})
+    values = (
+        (1, 0, 100, Fraction(1, 1000), {"title": "One"}),
+        (2, 100, 200, Fraction(1, 1000), {"title": "Two"}),
+    )
     container.set_chapters([dict(zip(names, value, strict=True)) for value in values])
     for codec in ("subrip", "ass") if kind == ".mkv" else ("mov_text", "mov_text"):
         texts = container.add_stream(codec)
         texts.codec_context.subtitle_header = ASS_HEADER
-        texts.disposition = Disposition.forced if codec != "ass" else Disposition.default | Disposition.hearing_impaired
+        if codec != "ass":
+            texts.disposition = Disposition.forced
+        else:
+            texts.disposition = Disposition.default | Disposition.hearing_impaired
         texts.metadata.update({"language": "fra", "title": codec})
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """All that a file says besides its picture and first sound, by a kind that ends in the word for it."""
+    """All that a file says besides its picture and first sound, by a kind that ends in the word for
+    it.
+    """
     with av.open(str(path)) as container:
         found: dict[str, Any] = {
             f"tag {name.lower()}": value
@@ -159,7 +188,9 @@ def facts(path: Path) -> dict[str, Any]:
             else:
                 found[f"{stream.type} track {stream.index}"] = True
         chapters = container.chapters()
-        found["chapters"] = [(each["metadata"]["title"], each["start"] * each["time_base"]) for each in chapters]
+        found["chapters"] = [
+            (each["metadata"]["title"], each["start"] * each["time_base"]) for each in chapters
+        ]
         found["aspect"] = container.streams.video[0].sample_aspect_ratio
     return found | {f"view {view}": True for view in probe(path).views}
 
@@ -167,7 +198,9 @@ def facts(path: Path) -> dict[str, Any]:
 def _track_facts(name: str, stream: Stream) -> dict[str, Any]:
     title = stream.metadata.get("title") or stream.metadata.get("name")
     words: dict[str, Any] = {"language": stream.language or "und", "title": title}
-    words |= {str(use.name): True for use in Disposition if use & stream.disposition and use.name in USES}
+    words |= {
+        str(use.name): True for use in Disposition if use & stream.disposition and use.name in USES
+    }
     if isinstance(stream, AudioStream):
         words.pop("default", None)  # is now the speech
     return {f"{name} {word}": value for word, value in words.items()}
@@ -184,9 +217,11 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(films: Path, name: str, suffix: str) -> tuple[Path, tuple[str, ...]]:
     """A source with new speech, and the notices."""
-    source, output = films / name, films / f"{name}-out{suffix}"
+    source = films / name
+    output = films / f"{name}-out{suffix}"
     info = probe(source)
-    encoder, speech = choose_encoder(SyncOptions(encoder="x264:ultrafast"), info), SoundPiece(films / "speech.wav")
+    encoder = choose_encoder(SyncOptions(encoder="x264:ultrafast"), info)
+    speech = SoundPiece(films / "speech.wav")
     with VideoWriter(output, info, encoder, (speech,), source, mark=True) as writer:
         for frame in read_frames(source):
             writer.write(frame)
@@ -206,7 +241,9 @@ def test_what_an_output_does_not_keep_is_named(films: Path, name: str, suffix: s
     for notice in notices:
         assert any(word in notice.lower() for word in words.values()), notice
     with av.open(str(output)) as container:
-        defaults = [bool(stream.disposition & Disposition.default) for stream in container.streams.audio]
+        defaults = [
+            bool(stream.disposition & Disposition.default) for stream in container.streams.audio
+        ]
     assert defaults == [True] + [False] * (len(defaults) - 1)
 
 

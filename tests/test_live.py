@@ -82,7 +82,9 @@ def test_speech_changes_the_mouth_alone(lip_sync: LipSync, opened: LiveSession) 
         say(session, 0.2)
         _, *frames = until_idle(session)
         assert next(session).planes is loop.planes[loop.index(1 + len(frames))]
-    different = [frame.planes.y != loop.planes[loop.index(1 + place)].y for place, frame in enumerate(frames)]
+    different = [
+        frame.planes.y != loop.planes[loop.index(1 + place)].y for place, frame in enumerate(frames)
+    ]
     assert all(each.any() for each in different)
     assert np.any(different, axis=0).mean() < 0.2
 
@@ -97,10 +99,15 @@ def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
         for frame, (same, _) in zip(take(alone, 8), together, strict=True):
             assert np.array_equal(frame.planes.y, same.planes.y)
             assert np.array_equal(frame.sound, same.sound)
-    assert any((one.planes.y != other.planes.y).any() and (one.sound != other.sound).any() for one, other in together)
+    assert any(
+        (one.planes.y != other.planes.y).any() and (one.sound != other.sound).any()
+        for one, other in together
+    )
 
 
-def test_a_clip_is_synced_while_a_session_is_open(lip_sync: LipSync, opened: LiveSession, tmp_path: Path) -> None:
+def test_a_clip_is_synced_while_a_session_is_open(
+    lip_sync: LipSync, opened: LiveSession, tmp_path: Path
+) -> None:
     say(opened, 0.2)
     take(opened, 3)
     lip_sync.sync(*write_clip(tmp_path, 2), tmp_path / "out.mp4", OPTIONS.sync_options())
@@ -108,7 +115,8 @@ def test_a_clip_is_synced_while_a_session_is_open(lip_sync: LipSync, opened: Liv
 
 
 def test_many_sessions_leave_nothing(lip_sync: LipSync, opened: LiveSession) -> None:
-    threads, kept = threading.active_count(), list[weakref.ref[LiveSession]]()
+    threads = threading.active_count()
+    kept = list[weakref.ref[LiveSession]]()
     for _ in range(5):
         with stream(lip_sync, opened.loop) as session:
             session.say(voice(0.1), 16_000)
@@ -120,11 +128,17 @@ def test_many_sessions_leave_nothing(lip_sync: LipSync, opened: LiveSession) -> 
     assert threading.active_count() <= threads
 
 
-def test_as_many_are_admitted_as_can_be_painted(lip_sync: LipSync, opened: LiveSession, cost: list[Cost]) -> None:
-    options, cost[0] = LiveOptions(steps=3, cache_interval=1), Cost(first_s=0.05, busy_s=0.4 * 8 * 0.04)
+def test_as_many_are_admitted_as_can_be_painted(
+    lip_sync: LipSync, opened: LiveSession, cost: list[Cost]
+) -> None:
+    options = LiveOptions(steps=3, cache_interval=1)
+    cost[0] = Cost(first_s=0.05, busy_s=0.4 * 8 * 0.04)
     with lip_sync.stream(opened.loop, options) as first:
         second = lip_sync.stream(opened.loop, options)
-        with pytest.raises(Busy, match=r"no room for another session: a window of 8 frames takes 0\.13 s of 0\.32 s"):
+        with pytest.raises(
+            Busy,
+            match=r"no room for another session: a window of 8 frames takes 0\.13 s of 0\.32 s",
+        ):
             lip_sync.stream(opened.loop, options)
         second.close()
         lip_sync.stream(opened.loop, options).close()
@@ -133,7 +147,10 @@ def test_as_many_are_admitted_as_can_be_painted(lip_sync: LipSync, opened: LiveS
     slow = LiveOptions(steps=4, cache_interval=1, slow=True)
     with pytest.raises(Busy, match="slower than real time"):
         lip_sync.stream(opened.loop, replace(slow, slow=False))
-    with lip_sync.stream(opened.loop, slow), pytest.raises(Busy, match="no room for another session"):
+    with (
+        lip_sync.stream(opened.loop, slow),
+        pytest.raises(Busy, match="no room for another session"),
+    ):
         lip_sync.stream(opened.loop, slow)
     cost[0] = Cost(0.0, 0.0)
 
@@ -205,11 +222,25 @@ def test_the_command_opens_the_clip_once_and_a_session_for_each_viewer(
 
     monkeypatch.setattr(live, "live_app", open_two)
     monkeypatch.setattr(server, "run", lambda *_: None)
-    words = ["live", "--video", str(idle_clip), "--bundle", str(small_bundle()), "--provider", "cpu", "--port", "0"]
+    words = [
+        "live",
+        "--video",
+        str(idle_clip),
+        "--bundle",
+        str(small_bundle()),
+        "--provider",
+        "cpu",
+        "--port",
+        "0",
+    ]
     result = CliRunner().invoke(main, [*words, "--hop", "4", "--look-ahead-ms", "120"])
     assert result.exit_code == 0, result.output
     first, *_, last = result.output.splitlines()
-    assert first.startswith("opening the networks") and "http://127.0.0.1:" in last and last.endswith(": ready")
+    assert (
+        first.startswith("opening the networks")
+        and "http://127.0.0.1:" in last
+        and last.endswith(": ready")
+    )
     assert [(each.options.hop, each.options.look_ahead_ms) for each in seen] == [(4, 120)] * 2
     assert seen[0].loop is seen[1].loop
     assert CliRunner().invoke(main, [*words, "--host", "0.0.0.0"]).exit_code == 2  # without a key

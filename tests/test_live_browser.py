@@ -1,4 +1,6 @@
-"""The live page in headless Chromium, which speaks by a fake microphone to a face that no network paints."""
+"""The live page in headless Chromium, which speaks by a fake microphone to a face that no network
+paints.
+"""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +36,7 @@ LOUD = 0.05
 """Of samples: the sound has begun, for the eye and for the ear."""
 
 _WATCH = """async () => {
-  // Times at which the picture turns bright and the sound loud; both are painted and said at the same time.
+  // When the picture turns bright and the sound loud; both are painted and said at the same time.
   const video = document.getElementById("video"), canvas = new OffscreenCanvas(8, 8);
   const draw = canvas.getContext("2d", {willReadFrequently: true}), context = new AudioContext();
   await context.resume();
@@ -62,7 +64,8 @@ _FRAMES = """async () => {
   const stats = await window.peer.getStats();
   for (const each of stats.values())
     if (each.type === "inbound-rtp" && each.kind === "video")
-      return {frames: each.framesDecoded, at_ms: each.timestamp, codec: stats.get(each.codecId).mimeType};
+      return {frames: each.framesDecoded, at_ms: each.timestamp,
+              codec: stats.get(each.codecId).mimeType};
 }"""
 
 
@@ -71,9 +74,12 @@ class LoudPainter(PicturePainter):
 
     def __init__(self, loop: PictureLoop) -> None:
         super().__init__(loop)
-        self._loud, self._last_half = set[int](), np.zeros(0, np.float32)
+        self._loud = set[int]()
+        self._last_half = np.zeros(0, np.float32)
 
-    def latents(self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
+    def latents(
+        self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]
+    ) -> Float32Array:
         for one in planned:
             first, second = np.split(one.spoken.sound, 2)
             if max(np.abs(self._last_half).max(initial=0), np.abs(first).max()) > LOUD:
@@ -82,14 +88,18 @@ class LoudPainter(PicturePainter):
         return super().latents(planned, ahead, check)
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
-        return super().picture(position, patch, share) if position in self._loud else self._loop.planes[0]
+        if position in self._loud:
+            return super().picture(position, patch, share)
+        return self._loop.planes[0]
 
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("aioice.ice.get_host_addresses", lambda *_, **__: ["127.0.0.1"])
     loop = cast(Any, PictureLoop(picture_info(480, 480, rgb=False)))
-    service = LiveService(lambda: LiveSession(cast(Any, LoudPainter(loop)), loop, LiveOptions(hop=4)), LiveLimits())
+    service = LiveService(
+        lambda: LiveSession(cast(Any, LoudPainter(loop)), loop, LiveOptions(hop=4)), LiveLimits()
+    )
     with answering(live_app(service, None, own_hosts=True)) as found:
         yield found
 
@@ -101,12 +111,28 @@ def page(tmp_path: Path) -> Iterator[Page]:
         pytest.skip("neither chromium nor google-chrome is installed")
     speech = np.concatenate(list(read_audio_blocks(SPEECH, RATE_HZ)))
     # Words with sharp edges between pauses, by which the voice gate begins and ends utterances.
-    word, pause = speech[RATE_HZ // 2 : 2 * RATE_HZ], np.zeros(2 * RATE_HZ, np.float32)
-    microphone = write_samples(tmp_path / "microphone.wav", np.concatenate([pause, word, pause, word]), RATE_HZ)
-    arguments = ["--no-sandbox", "--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"]
-    arguments += [f"--use-file-for-fake-audio-capture={microphone}", "--autoplay-policy=no-user-gesture-required"]
-    arguments += ["--allow-loopback-in-peer-connection", "--disable-features=WebRtcHideLocalIpsWithMdns"]
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=browser, args=arguments) as opened:
+    word = speech[RATE_HZ // 2 : 2 * RATE_HZ]
+    pause = np.zeros(2 * RATE_HZ, np.float32)
+    microphone = write_samples(
+        tmp_path / "microphone.wav", np.concatenate([pause, word, pause, word]), RATE_HZ
+    )
+    arguments = [
+        "--no-sandbox",
+        "--use-fake-ui-for-media-stream",
+        "--use-fake-device-for-media-stream",
+    ]
+    arguments += [
+        f"--use-file-for-fake-audio-capture={microphone}",
+        "--autoplay-policy=no-user-gesture-required",
+    ]
+    arguments += [
+        "--allow-loopback-in-peer-connection",
+        "--disable-features=WebRtcHideLocalIpsWithMdns",
+    ]
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=browser, args=arguments) as opened,
+    ):
         found = opened.new_context(permissions=["microphone"]).new_page()
         found.set_default_timeout(PATIENCE_MS)
         yield found
@@ -123,17 +149,25 @@ def test_what_is_said_to_the_page_comes_back_as_a_speaking_face(page: Page, addr
     page.wait_for_function("() => window.seen.picture.length >= 1")
     before = page.evaluate(_FRAMES)
     page.wait_for_function("() => window.seen.picture.length >= 6 && window.seen.sound.length >= 6")
-    after, seen = page.evaluate(_FRAMES), page.evaluate("() => window.seen")
+    after = page.evaluate(_FRAMES)
+    seen = page.evaluate("() => window.seen")
     rate = 1000 * (after["frames"] - before["frames"]) / (after["at_ms"] - before["at_ms"])
-    apart_ms = [min((sound - picture for sound in seen["sound"]), key=abs) for picture in seen["picture"]]
+    apart_ms = [
+        min((sound - picture for sound in seen["sound"]), key=abs) for picture in seen["picture"]
+    ]
     assert after["codec"] == "video/H264"
     assert 23 <= rate <= 27, f"{rate:.1f} frames/s"
-    assert abs(median(apart_ms)) <= 40, f"sound after picture: {[round(each) for each in apart_ms]} ms"
+    assert abs(median(apart_ms)) <= 40, (
+        f"sound after picture: {[round(each) for each in apart_ms]} ms"
+    )
 
 
 def test_the_page_says_why_it_is_not_connected(page: Page, address: str) -> None:
     page.goto(address)
-    page.route("**/v1/live", lambda route: route.fulfill(status=429, json={"error": "live: no room for another"}))
+    page.route(
+        "**/v1/live",
+        lambda route: route.fulfill(status=429, json={"error": "live: no room for another"}),
+    )
     page.get_by_role("button", name="Connect").click()
     page.wait_for_function("() => document.getElementById('state').dataset.state === 'failed'")
     assert page.locator("#status").inner_text() == "live: no room for another"

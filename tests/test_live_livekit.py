@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("livekit.agents", reason="needs livekit-agents, which brings more than the other tests need")
+pytest.importorskip(
+    "livekit.agents", reason="needs livekit-agents, which brings more than the other tests need"
+)
 
 from livekit import rtc
 from livekit.agents.voice.avatar import AudioSegmentEnd
@@ -21,7 +23,9 @@ from tests.live import Inline, PictureLoop, PicturePainter, voice
 def opened(**options: Any) -> LiveSession:
     loop: Any = PictureLoop(picture_info(64, 48, rgb=False))
     painter: Any = PicturePainter(loop)
-    return LiveSession(painter, loop, LiveOptions(**options), executors=(Inline(), Inline()), now=lambda: 0.0)
+    return LiveSession(
+        painter, loop, LiveOptions(**options), executors=(Inline(), Inline()), now=lambda: 0.0
+    )
 
 
 def piece(seconds: float, rate_hz: int = 24_000, channels: int = 1) -> rtc.AudioFrame:
@@ -32,7 +36,8 @@ def piece(seconds: float, rate_hz: int = 24_000, channels: int = 1) -> rtc.Audio
 def test_pictures_sound_and_ends_are_livekits() -> None:
     async def converse() -> list[Any]:
         with opened(sound_rate_hz="24000") as session:
-            avatar, found = LatentSyncAvatar(session), list[Any]()
+            avatar = LatentSyncAvatar(session)
+            found = list[Any]()
             await avatar.push_audio(piece(0.5))
             await avatar.push_audio(piece(0.3, channels=2))
             await avatar.push_audio(AudioSegmentEnd())
@@ -45,7 +50,9 @@ def test_pictures_sound_and_ends_are_livekits() -> None:
     found = asyncio.run(converse())
     pictures = [frame for frame in found if isinstance(frame, rtc.VideoFrame)]
     sounds = [frame for frame in found if isinstance(frame, rtc.AudioFrame)]
-    assert {(frame.width, frame.height, frame.type) for frame in pictures} == {(64, 48, rtc.VideoBufferType.I420)}
+    assert {(frame.width, frame.height, frame.type) for frame in pictures} == {
+        (64, 48, rtc.VideoBufferType.I420)
+    }
     assert bytes(pictures[1].data)[: 64 * 48] == bytes([220]) * 64 * 48  # painted
     assert (len(pictures), len(sounds)) == (1 + 20, 20)  # the first is of the idle clip
     assert sum(frame.duration for frame in sounds) == pytest.approx(0.8)
@@ -71,7 +78,8 @@ def test_without_speech_there_is_no_sound_and_clearing_stops() -> None:
 def test_an_agent_waits_while_the_buffer_is_full() -> None:
     async def converse() -> float:
         with opened(buffer_s=1.0) as session:
-            avatar, heard_s = LatentSyncAvatar(session), 0.0
+            avatar = LatentSyncAvatar(session)
+            heard_s = 0.0
 
             async def speak() -> None:
                 for each in (piece(0.9), piece(0.9), AudioSegmentEnd()):

@@ -7,7 +7,8 @@ from latentsync_trt.live.planner import LivePlanner, Shown
 from latentsync_trt.live.speech_queue import SpeechQueue
 from tests.live import voice
 
-HOP, LOOK_AHEAD_MS = 8, 160
+HOP = 8
+LOOK_AHEAD_MS = 160
 
 
 def planner_after(*said_frames: float, ended: bool) -> LivePlanner:
@@ -38,8 +39,12 @@ def planner_after(*said_frames: float, ended: bool) -> LivePlanner:
 def test_a_window_begins_when_its_speech_is_there(
     said_frames: tuple[float, ...], state: str, paint_frames: int, positions: list[int], spoken: int
 ) -> None:
-    """`positions`: of the first and the last frame of the window; `spoken`: how many have speech."""
-    planned = planner_after(*said_frames, ended=state == "ended").window(paint_frames, pressed=state == "pressed")
+    """`positions`: of the first and the last frame of the window; `spoken`: how many have
+    speech.
+    """
+    planned = planner_after(*said_frames, ended=state == "ended").window(
+        paint_frames, pressed=state == "pressed"
+    )
     assert [each.position for each in planned[:1] + planned[-1:]] == positions
     assert sum(each.spoken.samples > 0 for each in planned) == spoken
 
@@ -47,11 +52,16 @@ def test_a_window_begins_when_its_speech_is_there(
 def test_it_plans_no_further_ahead_than_painting_needs() -> None:
     planner = planner_after(100, ended=True)
     counts = [len(planner.window(2, pressed=False)) for _ in range(5)]
-    assert counts == [8, 8, 0, 0, 0]  # 16 wait, more than a hop, two that pass in painting, and one to spare
+    # 16 wait, more than a hop, two that pass in painting, and one to spare
+    assert counts == [8, 8, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("shown", "painted", "fading"), [(1, 8, 0), (4, 5, 3), (4, 2, 2), (8, 1, 1)])
-def test_stop_keeps_the_painted_frames_in_which_a_shown_mouth_fades(shown: int, painted: int, fading: int) -> None:
+@pytest.mark.parametrize(
+    ("shown", "painted", "fading"), [(1, 8, 0), (4, 5, 3), (4, 2, 2), (8, 1, 1)]
+)
+def test_stop_keeps_the_painted_frames_in_which_a_shown_mouth_fades(
+    shown: int, painted: int, fading: int
+) -> None:
     planner = planner_after(30, ended=True)
     planner.window(0, pressed=False)
     for place in range(shown):

@@ -28,7 +28,16 @@ from latentsync_trt.serve.call import MARK, Microphone  # noqa: E402
 from latentsync_trt.serve.live import LiveService, live_app  # noqa: E402
 from latentsync_trt.serve.server import MOST_MESSAGE_BYTES  # noqa: E402
 from tests.conftest import REPOSITORY  # noqa: E402
-from tests.live import Inline, PictureLoop, PicturePainter, kinds, take, toy_session, until_idle, voice  # noqa: E402
+from tests.live import (  # noqa: E402
+    Inline,
+    PictureLoop,
+    PicturePainter,
+    kinds,
+    take,
+    toy_session,
+    until_idle,
+    voice,
+)
 from tests.serving import PATIENCE_S, answering  # noqa: E402
 
 KEY = "a key that no one guesses"
@@ -73,7 +82,9 @@ class Viewer:
 
 @asynccontextmanager
 async def caller(address: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False, headers=WITH_KEY) as client:
+    async with httpx.AsyncClient(
+        base_url=address, timeout=PATIENCE_S, trust_env=False, headers=WITH_KEY
+    ) as client:
         yield client
 
 
@@ -87,7 +98,11 @@ async def call(address: str) -> AsyncIterator[tuple[Viewer, str, str]]:
         found = answer.json()
         await viewer.peer.setRemoteDescription(aiortc.RTCSessionDescription(found["sdp"], "answer"))
         try:
-            yield viewer, found["sdp"], f"{address.replace('http', 'ws')}/v1/live/{found['id']}/speech"
+            yield (
+                viewer,
+                found["sdp"],
+                f"{address.replace('http', 'ws')}/v1/live/{found['id']}/speech",
+            )
         finally:
             await viewer.peer.close()
             await client.delete(f"/v1/live/{found['id']}")
@@ -232,23 +247,29 @@ def test_only_who_has_the_key_comes_in(address: str) -> None:
     with answering(live_app(service, None, own_hosts=True)) as open_address:
         headers = {"Origin": "https://elsewhere.example"}
         assert (
-            httpx.post(f"{open_address}/v1/live", json={"sdp": ""}, headers=headers, trust_env=False).status_code == 403
+            httpx.post(
+                f"{open_address}/v1/live", json={"sdp": ""}, headers=headers, trust_env=False
+            ).status_code
+            == 403
         )
 
 
 @pytest.mark.parametrize("gain", [1, 0.001])
 def test_a_microphone_says_what_is_speech_and_ends_utterances_in_pauses(gain: float) -> None:
     """Also a quiet one."""
-    speech, pause = np.concatenate(list(read_audio_blocks(SPEECH, 48_000))), np.zeros(2 * 48_000, np.float32)
+    speech = np.concatenate(list(read_audio_blocks(SPEECH, 48_000)))
+    pause = np.zeros(2 * 48_000, np.float32)
     sound = np.float32(gain) * np.concatenate([pause, speech, pause, speech[:96_000], pause])
     with toy_session() as opened:
-        microphone, frames = Microphone(opened, 48_000), []
+        microphone = Microphone(opened, 48_000)
+        frames = []
         for start in range(0, len(sound), 960):
             microphone.hear(sound[start : start + 960])
             frames += take(opened, 1) if start % 1920 else []
         frames += until_idle(opened)
     given = kinds(frames)
-    first, last = given.index("s"), given.rindex("s")
+    first = given.index("s")
+    last = given.rindex("s")
     assert 40 < first < 70  # the first pause lasts 50 frames
     assert last < len(given) - 20  # 0.6 s of the last pause were waited for
     assert given.count("s") < 25 * (len(sound) / 48_000 - 3)
@@ -264,7 +285,9 @@ def test_the_manifest_starts_a_command_of_this_package_and_scales_by_a_metric_it
     (tmp_path / "idle.mp4").touch()
     name, *words = (word.replace("/data", str(tmp_path)) for word in container["args"])
     with live.make_context(name, words) as context:
-        assert context.params["max_sessions"] > int(scaler["metrics"][0]["pods"]["target"]["averageValue"])
+        assert context.params["max_sessions"] > int(
+            scaler["metrics"][0]["pods"]["target"]["averageValue"]
+        )
     assert service["sessionAffinity"] == "ClientIP"
     shown = httpx.get(f"{address}/metrics", headers=WITH_KEY, trust_env=False).text
     assert f"{scaler['metrics'][0]['pods']['metric']['name']} 0.0" in shown

@@ -1,4 +1,6 @@
-"""Live sessions: what is given at each frame, without networks and under a clock that stands still."""
+"""Live sessions: what is given at each frame, without networks and under a clock that stands
+still.
+"""
 
 from itertools import pairwise
 
@@ -15,8 +17,13 @@ from tests.live import Held, ToyPainter, kinds, shares, take, toy_session, until
 
 @pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000, 44_100, 48_000])
 @pytest.mark.parametrize("piece_s", [0.02, 0.1, 0.337, 1.0])
-def test_all_speech_is_heard_once_in_order_whatever_its_pieces(rate_hz: int, piece_s: float) -> None:
-    painter, speech, piece, heard = ToyPainter(), voice(3.21, rate_hz), round(piece_s * rate_hz), list[LiveFrame]()
+def test_all_speech_is_heard_once_in_order_whatever_its_pieces(
+    rate_hz: int, piece_s: float
+) -> None:
+    painter = ToyPainter()
+    speech = voice(3.21, rate_hz)
+    piece = round(piece_s * rate_hz)
+    heard = list[LiveFrame]()
     with toy_session(painter) as session:
         for start in range(0, len(speech), piece):
             session.say(speech[start : start + piece], rate_hz)
@@ -32,11 +39,15 @@ def test_all_speech_is_heard_once_in_order_whatever_its_pieces(rate_hz: int, pie
         assert np.array_equal(given[: len(whole)], whole)
         assert not given[len(whole) :].any()
     assert len(sound) < 3.25 * 48_000 + 1920
-    assert [frame.ends for frame in heard if frame.speaking] == [False] * (len(sound) // 1920 - 1) + [True]
+    assert [frame.ends for frame in heard if frame.speaking] == [False] * (
+        len(sound) // 1920 - 1
+    ) + [True]
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_utterances_follow_without_a_pause_and_the_mouth_fades_in_and_out_and_closes(count: int) -> None:
+def test_utterances_follow_without_a_pause_and_the_mouth_fades_in_and_out_and_closes(
+    count: int,
+) -> None:
     with toy_session() as session:
         for _ in range(count):
             session.say(voice(10 * 0.04), 16_000)
@@ -51,7 +62,8 @@ def test_an_utterance_that_ends_after_all_of_it_was_given_is_said_to_have_ended(
     with toy_session(sound_rate_hz="16000") as session:
         session.say(voice(0.4), 16_000)
         given = take(session, 32)
-        assert kinds(given) == "." * 11 + "s" * 10 + "q" * 5 + "......"  # a word without an end is said, too
+        # a word without an end is said, too
+        assert kinds(given) == "." * 11 + "s" * 10 + "q" * 5 + "......"
         assert not any(frame.ends for frame in given)
         session.end()
         frame = next(session)
@@ -84,7 +96,8 @@ def test_speech_that_comes_back_during_the_painted_silence_goes_on() -> None:
 
 
 def test_slow_painting_repeats_the_picture_and_loses_nothing() -> None:
-    painting, speech = Held(), voice(2.0)
+    painting = Held()
+    speech = voice(2.0)
     with toy_session(painting=painting, hop=8) as session:
         session.say(speech, 16_000)
         session.end()
@@ -178,15 +191,23 @@ def test_an_error_of_painting_is_raised_and_ends_the_session() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.1])
-@pytest.mark.parametrize(("hop", "paint_ms", "piece_ms"), [(16, 400, 20), (8, 230, 20), (8, 120, 40), (4, 120, 10)])
+@pytest.mark.parametrize(
+    ("hop", "paint_ms", "piece_ms"), [(16, 400, 20), (8, 230, 20), (8, 120, 40), (4, 120, 10)]
+)
 def test_by_microphone_nothing_is_late_and_the_delay_is_hop_look_ahead_and_painting(
     hop: int, paint_ms: int, piece_ms: int, slower: float
 ) -> None:
     """Also where every third painting takes a tenth longer than was measured."""
-    clock_ms, done_ms = 0, 0
-    painter, painting = ToyPainter(), Held()
-    session = toy_session(painter, painting, lambda: clock_ms / 1000, paint_s=paint_ms / 1000, hop=hop)
-    frames, speech, piece = list[LiveFrame](), voice(8.0), 16 * piece_ms
+    clock_ms = 0
+    done_ms = 0
+    painter = ToyPainter()
+    painting = Held()
+    session = toy_session(
+        painter, painting, lambda: clock_ms / 1000, paint_s=paint_ms / 1000, hop=hop
+    )
+    frames = list[LiveFrame]()
+    speech = voice(8.0)
+    piece = 16 * piece_ms
     with session:
         for clock_ms in range(0, 10_000, 5):
             if painting.waiting and not done_ms:

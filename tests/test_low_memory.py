@@ -1,4 +1,6 @@
-"""Where memory is short: one network at a time is open, with the same result, or one clear line says why not."""
+"""Where memory is short: one network at a time is open, with the same result, or one clear line
+says why not.
+"""
 
 from pathlib import Path
 
@@ -17,17 +19,23 @@ pytestmark = pytest.mark.integration
 
 
 def test_low_memory_keeps_one_network_and_paints_the_same(
-    three_windows: tuple[Path, Path], three_windows_synced: np.ndarray, device: Device, tmp_path: Path
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
+    device: Device,
+    tmp_path: Path,
 ) -> None:
     with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=True)) as lip_sync:
         report = lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert device.most_networks == 1
     assert report.windows == 3
-    assert device.opened.count("denoise_step") == 1  # for all windows of a group, else networks would be reloaded
+    # for all windows of a group, else networks would be reloaded
+    assert device.opened.count("denoise_step") == 1
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
 
 
-@pytest.mark.parametrize(("free_bytes", "mode"), [(10**8, "one network at a time"), (10**11, "pipelined")])
+@pytest.mark.parametrize(
+    ("free_bytes", "mode"), [(10**8, "one network at a time"), (10**11, "pipelined")]
+)
 def test_free_memory_decides_before_anything_is_open(
     make: DemoModels, device: Device, builder: CopyBuilder, free_bytes: int, mode: str
 ) -> None:
@@ -41,11 +49,19 @@ def test_free_memory_decides_before_anything_is_open(
             assert np.isfinite(denoised(model)).all()
             model.audio_encoder(np.zeros((1, 80, 3000), np.float32))
         assert device.most_networks == 1
-        assert device.networks() == {"audio_encoder.weights"}  # no buffer or binding keeps the denoiser alive
-        assert "takes about 1.7 GB, 0.1 GB is free): one network at a time is kept on it, which is slower" in notices[0]
+        # no buffer or binding keeps the denoiser alive
+        assert device.networks() == {"audio_encoder.weights"}
+        assert (
+            "takes about 1.7 GB, 0.1 GB is free): one "
+            "network at a time is kept on it, which is slower" in notices[0]
+        )
 
 
-OPERATIONS = ("InferenceSession", "InferenceSession.run_with_iobinding", "OrtValue.ortvalue_from_shape_and_type")
+OPERATIONS = (
+    "InferenceSession",
+    "InferenceSession.run_with_iobinding",
+    "OrtValue.ortvalue_from_shape_and_type",
+)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -59,6 +75,8 @@ def test_too_little_memory_is_an_error_that_names_the_cure(
     clip = write_clip(tmp_path, 4)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, monkeypatch.context() as patch:
         patch.setattr(f"onnxruntime.{operation}", refuse)
-        with pytest.raises(OutOfMemory, match=r"use --low-memory \(with --resume, `sync` goes on from what was"):
+        with pytest.raises(
+            OutOfMemory, match=r"use --low-memory \(with --resume, `sync` goes on from what was"
+        ):
             lip_sync.sync(*clip, folder / "out.mkv", LOSSLESS)
     assert list(folder.iterdir()) == []

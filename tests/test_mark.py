@@ -47,11 +47,19 @@ def xmp_of(path: Path) -> dict[str, str]:
     if path.suffix == ".mov":
         packet = inner(inner(inner(content, b"moov"), b"udta"), b"XMP_")
     else:
-        (packet,) = [body[16:] for kind, _, body in boxes(content) if kind == b"uuid" and body[:16] == _XMP_BOX]
-    rdf = ElementTree.fromstring(packet.decode().strip("\ufeff"))  # also checks that it is well-formed
+        (packet,) = [
+            body[16:]
+            for kind, _, body in boxes(content)
+            if kind == b"uuid" and body[:16] == _XMP_BOX
+        ]
+    # also checks that it is well-formed
+    rdf = ElementTree.fromstring(packet.decode().strip("\ufeff"))
     (description,) = rdf.iter(f"{_RDF}Description")
     (kind,) = description.iter("{http://iptc.org/std/Iptc4xmpExt/2008-02-29/}DigitalSourceType")
-    return {"tool": description.attrib["{http://ns.adobe.com/xap/1.0/}CreatorTool"], "type": kind.text or ""}
+    return {
+        "tool": description.attrib["{http://ns.adobe.com/xap/1.0/}CreatorTool"],
+        "type": kind.text or "",
+    }
 
 
 def metadata_of(path: Path) -> dict[str, str]:
@@ -68,7 +76,9 @@ def test_a_video_that_is_synced_twice_has_one_mark(suffix: str, tmp_path: Path) 
     path = write_video(tmp_path / f"b{suffix}", numbered(5), metadata=again)
     if suffix == ".mp4":
         mark(path)
-    assert metadata_of(path)["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
+    assert (
+        metadata_of(path)["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
+    )
     assert suffix == ".mkv" or xmp_of(path)["type"] == SOURCE_TYPE
 
 
@@ -76,7 +86,8 @@ def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
     """The index before the media still points at it, and no byte changes."""
     clip = write_video(tmp_path / "clip.mp4", numbered(5))
     path = copied(tmp_path / "a.mp4", clip, options={"movflags": "+faststart"})
-    before, frames = path.read_bytes(), decoded(path)
+    before = path.read_bytes()
+    frames = decoded(path)
     mark(path)
     after = path.read_bytes()
     assert after.startswith(before)
@@ -86,16 +97,26 @@ def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: Path) -> None:
-    source = write_video(tmp_path / f"source{suffix}", numbered(5), metadata={"title": "Pier", "comment": "take 2"})
+    source = write_video(
+        tmp_path / f"source{suffix}", numbered(5), metadata={"title": "Pier", "comment": "take 2"}
+    )
     info = probe(source)
     path = tmp_path / f"out{suffix}"
-    with VideoWriter(path, info, choose_encoder(SyncOptions(), info), None, source, mark=True) as writer:
+    with VideoWriter(
+        path, info, choose_encoder(SyncOptions(), info), None, source, mark=True
+    ) as writer:
         for frame in read_frames(source, Playback()):
             writer.write(frame)
     found = metadata_of(path)
-    assert (found["title"], found["comment"]) == ("Pier", f"take 2; lips changed by AI (latentsync-trt {__version__})")
+    assert (found["title"], found["comment"]) == (
+        "Pier",
+        f"take 2; lips changed by AI (latentsync-trt {__version__})",
+    )
     if suffix == ".mkv":
-        assert (found["digital_source_type"], found["software"]) == (SOURCE_TYPE, f"latentsync-trt {__version__}")
+        assert (found["digital_source_type"], found["software"]) == (
+            SOURCE_TYPE,
+            f"latentsync-trt {__version__}",
+        )
     else:
         assert xmp_of(path) == {"tool": f"latentsync-trt {__version__}", "type": SOURCE_TYPE}
     assert len(decoded(path)) == 5

@@ -6,10 +6,18 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall, ssim
+from latentsync_trt.measure.pictures import (
+    Likeness,
+    compared,
+    generated_part,
+    mouth_part,
+    overall,
+    ssim,
+)
 from latentsync_trt.types import UInt8Array
 
-SEED, SIDE_PX = 3, 128
+SEED = 3
+SIDE_PX = 128
 SAME_AS_SKIMAGE = 1e-6
 """Both compute in double precision, with the same windows; what differs is the order of sums."""
 
@@ -18,7 +26,11 @@ def _picture(seed: int) -> UInt8Array:
     """Smooth blobs: on pure noise every SSIM is near 0, and a wrong window would not show."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (5, 7, 3)).astype(np.float64)
-    return (coarse.repeat(8, axis=0).repeat(8, axis=1) + rng.normal(0, 12, (40, 56, 3))).clip(0, 255).astype(np.uint8)
+    return (
+        (coarse.repeat(8, axis=0).repeat(8, axis=1) + rng.normal(0, 12, (40, 56, 3)))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
 
 
 def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
@@ -28,10 +40,19 @@ def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> L
 def test_ssim_is_that_of_scikit_image() -> None:
     metrics = pytest.importorskip("skimage.metrics")
     a = b = _picture(SEED)
-    b = (b.astype(np.float64) * 0.8 + np.random.default_rng(9).normal(0, 20, b.shape)).clip(0, 255).astype(np.uint8)
+    b = (
+        (b.astype(np.float64) * 0.8 + np.random.default_rng(9).normal(0, 20, b.shape))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
     luma = np.array([0.299, 0.587, 0.114])
     expected = metrics.structural_similarity(
-        a @ luma, b @ luma, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255
+        a @ luma,
+        b @ luma,
+        gaussian_weights=True,
+        sigma=1.5,
+        use_sample_covariance=False,
+        data_range=255,
     )
     assert 0.2 < expected < 0.9
     assert ssim(a, b) == pytest.approx(expected, abs=SAME_AS_SKIMAGE)
@@ -40,7 +61,8 @@ def test_ssim_is_that_of_scikit_image() -> None:
 def test_a_clip_is_compared_frame_by_frame() -> None:
     clip = [_picture(seed) for seed in range(3)]
     other = [clip[0], clip[1], (clip[2] // 2).astype(np.uint8)]
-    found, same = likeness(iter(clip), iter(other)), likeness(clip, clip)
+    found = likeness(iter(clip), iter(other))
+    same = likeness(clip, clip)
     assert (same.psnr_db, same.ssim) == (None, pytest.approx(1.0))
     squares = np.mean((np.stack(clip).astype(float) - np.stack(other)) ** 2)
     assert found.frames == 3

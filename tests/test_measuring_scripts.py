@@ -1,4 +1,6 @@
-"""The scripts that time the networks, as graphs and as PyTorch modules, and the stages on the CPU."""
+"""The scripts that time the networks, as graphs and as PyTorch modules, and the stages on the
+CPU.
+"""
 
 import json
 from pathlib import Path
@@ -21,10 +23,31 @@ MANIFEST = read_manifest(small_bundle())
 def test_rows_of_graphs_windows_and_modules(tmp_path: Path) -> None:
     measure = pytest.importorskip("scripts.measure_networks").main
     video, audio = write_clip(tmp_path, MANIFEST.frames)
-    words = ["--bundle", str(small_bundle()), "--provider", "cpu", "--runs", "1", "--warm-up", "0", "--preset", "fast"]
+    words = [
+        "--bundle",
+        str(small_bundle()),
+        "--provider",
+        "cpu",
+        "--runs",
+        "1",
+        "--warm-up",
+        "0",
+        "--preset",
+        "fast",
+    ]
     words += ["--steps", "2", "--cache-interval", "2"]
-    words += [word for scenario in ("graph", "loop", "pytorch") for word in ("--scenario", scenario)]
-    words += ["--eager", "--video", str(video), "--audio", str(audio), "--out", str(tmp_path / "rows.json")]
+    words += [
+        word for scenario in ("graph", "loop", "pytorch") for word in ("--scenario", scenario)
+    ]
+    words += [
+        "--eager",
+        "--video",
+        str(video),
+        "--audio",
+        str(audio),
+        "--out",
+        str(tmp_path / "rows.json"),
+    ]
     result = CliRunner().invoke(measure, words)
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]

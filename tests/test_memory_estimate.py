@@ -7,7 +7,12 @@ from functools import partial
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, GraphVariant, Manifest
-from latentsync_trt.runtime.memory_estimate import MemoryPlan, needed_bytes, plan_memory, window_bytes
+from latentsync_trt.runtime.memory_estimate import (
+    MemoryPlan,
+    needed_bytes,
+    plan_memory,
+    window_bytes,
+)
 from latentsync_trt.runtime.providers.table import CUDA
 from tests.conftest import REPOSITORY
 from tests.small import small_bundle
@@ -32,7 +37,10 @@ PEAKS = [
 def published() -> Manifest:
     manifest = Bundle.load(small_bundle(), verify=False).manifest
     assert {entry.weights for entry in manifest.graphs.values()} == set(WEIGHT_BYTES)
-    files = {name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes)) for name, entry in manifest.files.items()}
+    files = {
+        name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes))
+        for name, entry in manifest.files.items()
+    }
     unet = {"widths": [320, 640, 1280, 1280]}
     return replace(manifest, resolution_px=256, frames=16, precision="fp16", unet=unet, files=files)
 
@@ -52,7 +60,9 @@ def test_a_window_takes_what_was_measured(published: Manifest) -> None:
 
 
 @pytest.mark.parametrize(("file", "side_px", "variant"), PEAKS)
-def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, variant: GraphVariant) -> None:
+def test_a_run_needs_what_was_measured(
+    published: Manifest, file: str, side_px: int, variant: GraphVariant
+) -> None:
     needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, variant=variant)
     peak = measured_peak_bytes(file)
     assert peak < needed < 1.2 * peak

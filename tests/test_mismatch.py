@@ -31,7 +31,9 @@ DEMO = read_manifest(small_bundle())
 PUBLISHED = replace(DEMO, name="mine", model="1.6")
 
 
-def check(said: list[str], manifest: Manifest = PUBLISHED, side_px: int = 512) -> ModelMismatchCheck:
+def check(
+    said: list[str], manifest: Manifest = PUBLISHED, side_px: int = 512
+) -> ModelMismatchCheck:
     return ModelMismatchCheck(manifest, side_px, said.append, strict=False)
 
 
@@ -41,13 +43,23 @@ def check(said: list[str], manifest: Manifest = PUBLISHED, side_px: int = 512) -
         (FACE, 512, (0, 0.01), (1, 1), ""),
         (np.rint(0.8 * FACE).astype(np.uint8), 512, (0, 4), (0.7, 0.9), ""),
         (SMEARED, 512, (9, 30), (0.3, 0.5), "bundle mine holds other weights"),
-        (cv2.GaussianBlur(FACE, (0, 0), 4), 256, (0, 2), (0, 0.35), "trained at 512 px, this run paints at 256 px"),
+        (
+            cv2.GaussianBlur(FACE, (0, 0), 4),
+            256,
+            (0, 2),
+            (0, 0.35),
+            "trained at 512 px, this run paints at 256 px",
+        ),
         (np.full_like(FACE, 127), 512, (5, 20), (0, 0), "does not look like the face"),
     ],
     ids=["same", "darker", "smeared", "blurred", "gray"],
 )
 def test_the_first_painted_faces_decide_once(
-    painted: UInt8Array, side_px: int, color: tuple[float, float], sharpness: tuple[float, float], words: str
+    painted: UInt8Array,
+    side_px: int,
+    color: tuple[float, float],
+    sharpness: tuple[float, float],
+    words: str,
 ) -> None:
     said: list[str] = []
     found = check(said, side_px=side_px)
@@ -59,8 +71,12 @@ def test_the_first_painted_faces_decide_once(
     assert sharpness[0] - 1e-6 <= (found.sharpness or 0) <= sharpness[1] + 1e-6
 
 
-@pytest.mark.parametrize(("frames", "known"), [(first_person(30)[::7], True), (second_person(1), False)])
-def test_the_built_in_model_knows_one_face(frames: list[UInt8Array], known: bool, detector: MediaPipeDetector) -> None:
+@pytest.mark.parametrize(
+    ("frames", "known"), [(first_person(30)[::7], True), (second_person(1), False)]
+)
+def test_the_built_in_model_knows_one_face(
+    frames: list[UInt8Array], known: bool, detector: MediaPipeDetector
+) -> None:
     for rgb in frames:
         said: list[str] = []
         (face,) = detector.detect(rgb)
@@ -110,7 +126,9 @@ def test_people_follow_their_own_speech_only(assets: Path) -> None:
         found = following(*talk)
         assert (found[1] >= FOLLOWS, found[2]) == (True, 0)
     wrong = [(gaps, voice_db) for (gaps, _), (_, voice_db) in permutations(talks, 2)]
-    wrong += [(gaps, np.roll(own, n * len(own) // 4, axis=0)) for gaps, own in talks for n in (1, 2, 3)]
+    wrong += [
+        (gaps, np.roll(own, n * len(own) // 4, axis=0)) for gaps, own in talks for n in (1, 2, 3)
+    ]
     for gaps, voice_db in wrong:
         count = min(len(gaps), len(voice_db))
         assert following(gaps[:count], voice_db[:count])[1] < FOLLOWS

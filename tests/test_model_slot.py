@@ -19,7 +19,9 @@ TIMEOUT_S = 600.0
 WAITS_S = 0.3
 """After this long, a call waits."""
 
-A, B, C = "denoise_step", "denoise_step_cached", "denoise_step_unguided"
+A = "denoise_step"
+B = "denoise_step_cached"
+C = "denoise_step_unguided"
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def used(slot: ModelSlot, *graphs: str) -> frozenset[str]:
     ("calls", "opened"),
     [([{A, B}, {A, B}, {B}], [{A, B}]), ([{A}, {B}, {A, B}, {C}], [{A}, {A, B}, {A, B, C}])],
 )
-def test_calls_one_after_another(slot: ModelSlot, calls: list[set[str]], opened: list[set[str]]) -> None:
+def test_calls_one_after_another(
+    slot: ModelSlot, calls: list[set[str]], opened: list[set[str]]
+) -> None:
     models: list[Any] = []
     for graphs in calls:
         with slot.acquired([*graphs]) as model:
@@ -60,7 +64,9 @@ def test_calls_one_after_another(slot: ModelSlot, calls: list[set[str]], opened:
     assert slot.model is models[-1]
 
 
-def test_one_that_needs_more_waits_for_the_others(slot: ModelSlot, background: Callable[..., Future[Any]]) -> None:
+def test_one_that_needs_more_waits_for_the_others(
+    slot: ModelSlot, background: Callable[..., Future[Any]]
+) -> None:
     with slot.acquired([A]) as first:
         with slot.acquired([A]) as second:
             assert second is first
@@ -70,13 +76,17 @@ def test_one_that_needs_more_waits_for_the_others(slot: ModelSlot, background: C
     assert more.result(TIMEOUT_S) == {A, B}
 
 
-def test_no_call_waits_for_live_sessions(slot: ModelSlot, background: Callable[..., Future[Any]]) -> None:
+def test_no_call_waits_for_live_sessions(
+    slot: ModelSlot, background: Callable[..., Future[Any]]
+) -> None:
     with slot.acquired([A], lasting=True):
         with slot.acquired([A]) as model:
             assert model is slot.model
             more = background(used, slot, A, B, C)
             assert not wait([more], WAITS_S).done  # for the clip beside the session
-        with pytest.raises(Busy, match=f"live sessions use the open networks, and {B}, {C} would have to be opened"):
+        with pytest.raises(
+            Busy, match=f"live sessions use the open networks, and {B}, {C} would have to be opened"
+        ):
             more.result(TIMEOUT_S)
     assert used(slot, A, B, C) == {A, B, C}
 
@@ -97,7 +107,9 @@ def test_an_error_beside_opening_leaves_no_user(
     toy: Bundle, builder: CopyBuilder, tmp_path: Path, builds: bool
 ) -> None:
     """What must build engines for it does not open before it is waited for."""
-    slot = ModelSlot(toy, COMPILING if builds else CPU, RuntimeOptions(engine_cache=tmp_path / "cache"))
+    slot = ModelSlot(
+        toy, COMPILING if builds else CPU, RuntimeOptions(engine_cache=tmp_path / "cache")
+    )
     with pytest.raises(InputError, match="damaged"), slot.opening([A]):
         raise InputError("damaged")
     assert (slot.model is None) == builds

@@ -1,4 +1,5 @@
-"""What native libraries write to stderr: ONNX Runtime's error lines are collected, everything else is passed on.
+"""What native libraries write to stderr: ONNX Runtime's error lines are collected, everything else
+is passed on.
 
 Each test has a process of its own, as pytest captures the stderr of this one.
 """
@@ -13,12 +14,16 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="closes and inherits file descriptors as POSIX systems do")
+pytestmark = pytest.mark.skipif(
+    os.name == "nt", reason="closes and inherits file descriptors as POSIX systems do"
+)
 
 LIMIT_S = 600
 COLORED = (
-    b"\x1b[1;31m2026-01-31 10:00:00.123456789 [E:onnxruntime:Default, tensorrt_execution_provider.h:88 log] "
-    b"[2026-01-31 09:00:00   ERROR] IBuilder::buildSerializedNetwork: Error Code 10: no implementation\x1b[m\n"
+    b"\x1b[1;31m2026-01-31 10:00:00.123456789 "
+    b"[E:onnxruntime:Default, tensorrt_execution_provider.h:88 log] "
+    b"[2026-01-31 09:00:00   ERROR] IBuilder::buildSerializedNetwork: "
+    b"Error Code 10: no implementation\x1b[m\n"
 )
 REASON = "IBuilder::buildSerializedNetwork: Error Code 10: no implementation"
 
@@ -36,7 +41,9 @@ def write(content):
 def run(code: str) -> tuple[list[str], bytes]:
     """The collected lines that `code` prints, and everything that came out of its stderr."""
     script = (_BEGIN + textwrap.dedent(code)).encode()
-    ended = subprocess.run([sys.executable], input=script, capture_output=True, timeout=LIMIT_S, cwd=REPOSITORY)
+    ended = subprocess.run(
+        [sys.executable], input=script, capture_output=True, timeout=LIMIT_S, cwd=REPOSITORY
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
 
@@ -47,7 +54,8 @@ OTHER = (
     b"not \xff\xfe UTF-8\n",
     b"2026 is a year, and so is a line that begins with it\n",
     b"x" * 200_000 + b"\n",
-    b"2026-01-31 10:00:00.1 [W:onnxruntime:Default, session_state.cc:1 f] some nodes were not assigned\n",
+    b"2026-01-31 10:00:00.1 [W:onnxruntime:Default, session_state.cc:1 f] some nodes were not "
+    b"assigned\n",
 )
 
 

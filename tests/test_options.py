@@ -1,4 +1,6 @@
-"""`SyncOptions` and `RuntimeOptions`: presets, limits, and the command line, which agrees with Python."""
+"""`SyncOptions` and `RuntimeOptions`: presets, limits, and the command line, which agrees with
+Python.
+"""
 
 import sys
 from dataclasses import astuple, fields, is_dataclass
@@ -31,7 +33,10 @@ from tests.small import small_bundle
     ("given", "sampling"),
     [
         ({"preset": "fast"}, Sampling(4, "dpmpp", 1)),
-        ({"preset": "fast", "steps": 30, "solver": "ddim", "cache_interval": 4}, Sampling(30, "ddim", 4)),
+        (
+            {"preset": "fast", "steps": 30, "solver": "ddim", "cache_interval": 4},
+            Sampling(30, "ddim", 4),
+        ),
         ({"solver": "dpmpp", "cache_interval": (0, 7)}, Sampling(20, "dpmpp", (0, 7))),
     ],
 )
@@ -43,7 +48,8 @@ def test_times_and_speakers_are_objects_or_text() -> None:
     wanted = Fraction(125, 2)
     assert [SyncOptions(start=given).start for given in (62.5, "1:02.5", wanted)] == [wanted] * 3
     assert SyncOptions(start=0.1, end=np.float32(0.25)).start == Fraction(1, 10)
-    ann, ben = Speaker(0, "a.wav"), Speaker(3, "b=c.wav")
+    ann = Speaker(0, "a.wav")
+    ben = Speaker(3, "b=c.wav")
     assert SyncOptions(speaker=["0=a.wav", ben]).speaker == (ann, ben)
     assert SyncOptions(speaker=(ann, "3=b=c.wav")).speaker == (ann, ben)
     assert SyncOptions(speaker="0=a.wav").speaker == (ann,)
@@ -52,7 +58,8 @@ def test_times_and_speakers_are_objects_or_text() -> None:
 EVERY = """
 --preset fast --steps 9 --solver ddim --guidance 1.75 --seed 7 --cache-interval 0,1,5
 --turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
---length longest --extend loop --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
+--length longest --extend loop --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model
+--codec prores
 --audio-segments public
 --encoder prores:hq --crf 20 --no-mark --c2pa c.pem --overwrite --resume --strict
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
@@ -85,7 +92,11 @@ def option_classes() -> list[type[Any]]:
     """Every dataclass that declares options of a command."""
     modules = [module for name, module in sys.modules.items() if name.startswith("latentsync_trt")]
     known = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
-    found = [each for each in known if is_dataclass(each) and any("help" in spec.metadata for spec in fields(each))]
+    found = [
+        each
+        for each in known
+        if is_dataclass(each) and any("help" in spec.metadata for spec in fields(each))
+    ]
     return sorted(found, key=lambda each: each.__name__)
 
 
@@ -123,7 +134,11 @@ VALUES: dict[str, Any] = {
 
 def test_runtime_options_come_back_from_the_command_line() -> None:
     assert set(VALUES) == {spec.name for spec in fields(RuntimeOptions)}
-    for options in (RuntimeOptions(**VALUES), RuntimeOptions(dynamic=True), RuntimeOptions(cuda_graph=True)):
+    for options in (
+        RuntimeOptions(**VALUES),
+        RuntimeOptions(dynamic=True),
+        RuntimeOptions(cuda_graph=True),
+    ):
         assert parsed(RuntimeOptions, command_line(options)) == options
     assert command_line(RuntimeOptions(engine_cache=Path("cache"))) == ["--engine-cache", "cache"]
 
@@ -146,12 +161,18 @@ def test_invalid_values_are_refused(cls: type[Any], given: dict[str, object], me
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dynamic": True}, "bundle demo has fixed shapes; export it with `--dynamic`, or leave --dynamic out"),
+        (
+            {"dynamic": True},
+            "bundle demo has fixed shapes; export it with `--dynamic`, or leave --dynamic out",
+        ),
         ({"cuda_graph": True}, "--cuda-graph: not with provider cpu, only on a GPU"),
     ],
 )
-def test_what_a_bundle_or_provider_lacks(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    bundle, cache = Bundle.load(small_bundle(), verify=False), EngineCache(tmp_path / "cache")
+def test_what_a_bundle_or_provider_lacks(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    bundle = Bundle.load(small_bundle(), verify=False)
+    cache = EngineCache(tmp_path / "cache")
     with pytest.raises(InputError, match=words):
         SessionFactory(bundle, Selection("cpu"), RuntimeOptions(**options), cache)
 
@@ -166,7 +187,12 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
 
 
 ANY = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=3)
 )
 OTHERS = [np.zeros(2), Path("a"), b"a", object(), Fraction(1, 3), {}]
 

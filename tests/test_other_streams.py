@@ -32,14 +32,26 @@ Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text
 """
 
 
-def write_film(path: Path, subtitles: str = "subrip", second: str = "aac", delay_ms: int = 0) -> Path:
-    """Two seconds with two audio tracks, subtitles, chapters, tags and, in .mkv, a font; all begin after `delay_ms`."""
+def write_film(
+    path: Path, subtitles: str = "subrip", second: str = "aac", delay_ms: int = 0
+) -> Path:
+    """Two seconds with two audio tracks, subtitles, chapters, tags and, in .mkv, a font; all begin
+    after `delay_ms`.
+    """
     with av.open(str(path), "w") as container:
-        container.metadata.update({"title": "My film", "creation_time": "2020-01-02T03:04:05.000000Z"})
-        video = container.add_stream("libx264", rate=25, options={"preset": "ultrafast", "tune": "zerolatency"})
-        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        container.metadata.update(
+            {"title": "My film", "creation_time": "2020-01-02T03:04:05.000000Z"}
+        )
+        video = container.add_stream(
+            "libx264", rate=25, options={"preset": "ultrafast", "tune": "zerolatency"}
+        )
+        video.width = 96
+        video.height = 64
+        video.pix_fmt = "yuv420p"
         video.metadata["language"] = "eng"
-        tracks = [container.add_stream(codec, rate=48000, layout="stereo") for codec in ("aac", second)]  # type: ignore[call-overload]
+        tracks = [
+            container.add_stream(codec, rate=48000, layout="stereo") for codec in ("aac", second)
+        ]  # type: ignore[call-overload]
         for track, language, title in zip(tracks, ("eng", "fra"), ("Main", "Comment"), strict=True):
             track.metadata.update({"language": language, "title": title})
         texts = container.add_stream(subtitles)  # type: ignore[call-overload]
@@ -48,25 +60,36 @@ def write_film(path: Path, subtitles: str = "subrip", second: str = "aac", delay
         texts.metadata["language"] = "eng"
         chapters = [(1, 0, 1000, "One"), (2, 1000, 1600, "Two"), (3, 1600, 2000, "Three")]
         names = ("id", "start", "end", "time_base", "metadata")
-        values = [(k, a + delay_ms, b + delay_ms, Fraction(1, 1000), {"title": title}) for k, a, b, title in chapters]
+        values = [
+            (k, a + delay_ms, b + delay_ms, Fraction(1, 1000), {"title": title})
+            for k, a, b, title in chapters
+        ]
         container.set_chapters([dict(zip(names, value, strict=True)) for value in values])  # type: ignore[misc]
         if path.suffix == ".mkv":
             container.add_attachment("font.ttf", "application/x-truetype-font", b"font data")
         for index in range(50):
             frame = av.VideoFrame(96, 64, "yuv420p")
-            frame.pts, frame.time_base = index * 40 + delay_ms, Fraction(1, 1000)
+            frame.pts = index * 40 + delay_ms
+            frame.time_base = Fraction(1, 1000)
             container.mux(video.encode(frame))
         container.mux(video.encode(None))
         for text, start, duration in SHOWN:
             payload = text.encode()
-            packet = av.Packet(len(payload).to_bytes(2, "big") + payload if subtitles == "mov_text" else payload)
-            packet.stream, packet.time_base = texts, Fraction(1, 1000)
+            packet = av.Packet(
+                len(payload).to_bytes(2, "big") + payload if subtitles == "mov_text" else payload
+            )
+            packet.stream = texts
+            packet.time_base = Fraction(1, 1000)
             packet.pts = packet.dts = start + delay_ms
             packet.duration = duration
             container.mux(packet)
         for track in tracks:
-            sound = av.AudioFrame.from_ndarray(np.zeros((1, 2 * 96000), np.float32), format="flt", layout="stereo")
-            sound.sample_rate, sound.pts, sound.time_base = 48000, 48 * delay_ms, Fraction(1, 48000)
+            sound = av.AudioFrame.from_ndarray(
+                np.zeros((1, 2 * 96000), np.float32), format="flt", layout="stereo"
+            )
+            sound.sample_rate = 48000
+            sound.pts = 48 * delay_ms
+            sound.time_base = Fraction(1, 48000)
             container.mux(track.encode(sound))
             container.mux(track.encode(None))
     return path
@@ -75,7 +98,9 @@ def write_film(path: Path, subtitles: str = "subrip", second: str = "aac", delay
 def keep(source: Path, output: Path) -> Sequence[str]:
     """Writes the first part of `source` with all that belongs to it; returns the notices."""
     info = probe(source)
-    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), (SoundPiece(source),), source) as writer:
+    with VideoWriter(
+        output, info, choose_encoder(SyncOptions(), info), (SoundPiece(source),), source
+    ) as writer:
         for frame in read_frames(source, Playback(duration_s=LENGTH_S)):
             writer.write(frame)
     return writer.notices
@@ -89,7 +114,10 @@ def shown_in(path: Path) -> list[tuple[str, int, int]]:
         for packet in container.demux(stream):
             for shown in packet.decode() if packet.size > 2 else ():
                 text = re.sub(r"{.*?}|<.*?>", "", shown.dialogue.decode())
-                times = (round(value * packet.time_base * 1000) for value in (packet.pts, packet.duration))
+                times = (
+                    round(value * packet.time_base * 1000)
+                    for value in (packet.pts, packet.duration)
+                )
                 found.append((text, *times))
         return found  # type: ignore[return-value]
 
@@ -105,51 +133,91 @@ def test_what_belongs_to_a_film_is_kept(tmp_path: Path, source: str, suffix: str
         assert container.metadata["title"] == "My film"
         assert container.metadata["creation_time"] == "2020-01-02T03:04:05.000000Z"
         chapters = [
-            (chapter["metadata"]["title"], *(float(chapter[edge] * chapter["time_base"]) for edge in ("start", "end")))
+            (
+                chapter["metadata"]["title"],
+                *(float(chapter[edge] * chapter["time_base"]) for edge in ("start", "end")),
+            )
             for chapter in container.chapters()
         ]
         assert chapters == [("One", 0.0, 1.0), ("Two", 1.0, 1.52)]
         assert [stream.language for stream in container.streams.audio] == ["eng", "fra"]
-        titles = [stream.metadata.get("title") or stream.metadata.get("name") for stream in container.streams.audio]
+        titles = [
+            stream.metadata.get("title") or stream.metadata.get("name")
+            for stream in container.streams.audio
+        ]
         assert titles == ["Main", "Comment"]
         assert [stream.language for stream in container.streams.subtitles] == ["eng"]
         for stream in container.streams.audio:
             container.seek(0)
             packets = (packet for packet in container.demux(stream) if packet.size)
-            assert 1.5 < max(float((packet.pts + packet.duration) * packet.time_base) for packet in packets) < 1.56
-        kept_fonts = [stream.data for stream in container.streams if isinstance(stream, av.stream.AttachmentStream)]
+            assert (
+                1.5
+                < max(
+                    float((packet.pts + packet.duration) * packet.time_base) for packet in packets
+                )
+                < 1.56
+            )
+        kept_fonts = [
+            stream.data
+            for stream in container.streams
+            if isinstance(stream, av.stream.AttachmentStream)
+        ]
         container.seek(0)
         first_ms = round(1000 * float(next(frame.time for frame in container.decode(video=0))))
     (first, second), start = shown_in(output), 200
     if suffix == ".mkv" and not source.endswith("mkv"):
-        start = first[1]  # Matroska has no time before 0, and copied AAC begins with its encoder's delay
+        # Matroska has no time before 0, and copied AAC begins with its encoder's delay
+        start = first[1]
         assert 200 <= start <= 222
     assert start == 200 + first_ms
     assert (first, second) == (("Hello world", start, 500), ("Second", start + 1000, 320))
     if source.endswith("mkv"):
         assert kept_fonts == ([b"font data"] if suffix == ".mkv" else [])
-        assert any("the attached file font.ttf" in notice for notice in notices) == (suffix != ".mkv")
+        assert any("the attached file font.ttf" in notice for notice in notices) == (
+            suffix != ".mkv"
+        )
 
 
 def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
     """In a file whose clock begins late, as those cut out of a broadcast."""
     film = write_film(tmp_path / "film.mkv", delay_ms=5000)
     keep(film, tmp_path / "out.mkv")
-    assert [(start, duration) for _, start, duration in shown_in(tmp_path / "out.mkv")] == [(200, 500), (1200, 320)]
+    assert [(start, duration) for _, start, duration in shown_in(tmp_path / "out.mkv")] == [
+        (200, 500),
+        (1200, 320),
+    ]
     with av.open(str(tmp_path / "out.mkv")) as container:
-        assert [chapter["start"] * chapter["time_base"] for chapter in container.chapters()] == [0, 1]
-        first = [next(container.demux(stream)).pts for stream in container.streams.audio if container.seek(0) is None]
+        assert [chapter["start"] * chapter["time_base"] for chapter in container.chapters()] == [
+            0,
+            1,
+        ]
+        first = [
+            next(container.demux(stream)).pts
+            for stream in container.streams.audio
+            if container.seek(0) is None
+        ]
     assert first[0] == first[1]
     assert abs(first[0]) <= 22  # the encoder's delay
 
 
 @pytest.mark.parametrize(
     ("second", "lost"),
-    [("flac", []), ("pcm_s16le", ["the audio track 2 (pcm_s16le, fra) is left out: .mp4 cannot hold it, .mkv can"])],
+    [
+        ("flac", []),
+        (
+            "pcm_s16le",
+            ["the audio track 2 (pcm_s16le, fra) is left out: .mp4 cannot hold it, .mkv can"],
+        ),
+    ],
 )
-def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, lost: list[str]) -> None:
+def test_audio_tracks_that_do_not_fit_are_named(
+    tmp_path: Path, second: str, lost: list[str]
+) -> None:
     notices = keep(write_film(tmp_path / "film.mkv", second=second), tmp_path / "out.mp4")
     with av.open(str(tmp_path / "out.mp4")) as container:
         assert len(container.streams.audio) == 2 - len(lost)
-        assert sum(frame.samples for frame in container.decode(container.streams.audio[-1])) > 1.4 * 48000
+        assert (
+            sum(frame.samples for frame in container.decode(container.streams.audio[-1]))
+            > 1.4 * 48000
+        )
     assert [notice for notice in notices if "audio track" in notice] == lost

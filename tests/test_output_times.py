@@ -1,4 +1,6 @@
-"""The file that a run writes: frame rate, time base, and first and last stamps of picture and sound."""
+"""The file that a run writes: frame rate, time base, and first and last stamps of picture and
+sound.
+"""
 
 from fractions import Fraction
 from pathlib import Path
@@ -24,12 +26,16 @@ def stamps_s(path: Path) -> list[Fraction]:
         frames = list(container.decode(stream))
         unit_s = stream.time_base or Fraction(0)
         last = frames[-1]
-        return [Fraction((frame.pts or 0) * unit_s) for frame in frames] + [((last.pts or 0) + last.duration) * unit_s]
+        return [Fraction((frame.pts or 0) * unit_s) for frame in frames] + [
+            ((last.pts or 0) + last.duration) * unit_s
+        ]
 
 
 @pytest.mark.integration
 def test_a_picture_speaks(tmp_path: Path, lip_sync: LipSync) -> None:
-    source, speech, output = tmp_path / "face.png", write_sound(tmp_path / "speech.wav", 0.64), tmp_path / "out.mp4"
+    source = tmp_path / "face.png"
+    speech = write_sound(tmp_path / "speech.wav", 0.64)
+    output = tmp_path / "out.mp4"
     Image.fromarray(portrait()).save(source)
     report = lip_sync.sync(source, speech, output, QUICK)
     assert stamps_s(output) == [Fraction(k, 25) for k in range(17)]
@@ -37,8 +43,12 @@ def test_a_picture_speaks(tmp_path: Path, lip_sync: LipSync) -> None:
 
 
 @pytest.mark.integration
-def test_a_films_own_sound_is_the_speech_and_its_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync) -> None:
-    silent = write_video(tmp_path / "silent.mkv", camera_frames(Fraction(len(VARIABLE_MS), 25)), times=VARIABLE_MS)
+def test_a_films_own_sound_is_the_speech_and_its_variable_rate_is_kept(
+    tmp_path: Path, lip_sync: LipSync
+) -> None:
+    silent = write_video(
+        tmp_path / "silent.mkv", camera_frames(Fraction(len(VARIABLE_MS), 25)), times=VARIABLE_MS
+    )
     clip = copied(tmp_path / "in.mkv", silent, write_sound(tmp_path / "speech.wav", 0.28))
     report = lip_sync.sync(clip, clip, tmp_path / "out.mp4", QUICK)
     found = stamps_s(tmp_path / "out.mp4")

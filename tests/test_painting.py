@@ -1,4 +1,6 @@
-"""Gathering and painting windows: every frame of every track is used once and gets its own mouth, in order."""
+"""Gathering and painting windows: every frame of every track is used once and gets its own mouth,
+in order.
+"""
 
 from collections.abc import Generator, Sequence
 from fractions import Fraction
@@ -13,17 +15,28 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.paint import Pace, Painter, in_order
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.sync.windows import Inpainter, Window, WindowPlanner, gather, in_groups, streams_at
+from latentsync_trt.sync.windows import (
+    Inpainter,
+    Window,
+    WindowPlanner,
+    gather,
+    in_groups,
+    streams_at,
+)
 from latentsync_trt.types import AlignedFace, Face, Float32Array, UInt8Array, UInt16Array
 from tests.clips import frame_at
 
-FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
+FRAMES = 4
+SIDE_PX = 16
+LATENT_PX = 2
 
 
 class Codec:
     """Latents are means of 8 × 8 pixels, by channel; the fourth is 0."""
 
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+    def encode_faces(
+        self, faces: UInt8Array, mask: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
         whole = faces.transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1)
         return self._encode(whole * mask), self._encode(whole)
 
@@ -39,10 +52,18 @@ class Codec:
 class AddsAudio:
     """A denoiser whose result is the reference picture plus the audio of each frame."""
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+    ) -> None:
         self._result = conditioning[5:] + audio[:, 0, 0][None, :, None, None]
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+    def step(
+        self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True
+    ) -> None:
         pass
 
     def latents(self) -> Float32Array:
@@ -54,7 +75,9 @@ SOMEONE = Face(np.zeros(4, np.float32), np.zeros((3, 2), np.float32))
 
 
 def jobs(tracks: Sequence[set[int]]) -> Generator[FrameJob, None, None]:
-    """Frames with the faces of these tracks: flat pictures, as light as their frame's number modulo 128."""
+    """Frames with the faces of these tracks: flat pictures, as light as their frame's number modulo
+    128.
+    """
     for index, shown in enumerate(tracks):
         rgb = np.full((SIDE_PX, SIDE_PX, 3), index % 128, np.uint8)
         face = AlignedFace(rgb, UNMOVED, (SIDE_PX, SIDE_PX))
@@ -90,13 +113,18 @@ def painted(
     stages = Painter(inpainter, audio_windows, StageClock(), pace)
     items = in_groups(gather(found, FRAMES, streams, pace.frames_done), at_once, FRAMES)
     done = (
-        item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item))) for item in items
+        item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item)))
+        for item in items
     )
     return in_order(done, pace.frames_done)
 
 
-def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
-    """All frames in order, each with all of its faces, but for those of frames that were written before."""
+def assert_own_mouths(
+    found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0
+) -> None:
+    """All frames in order, each with all of its faces, but for those of frames that were written
+    before.
+    """
     assert [job.frame.index for job in found] == list(range(len(tracks)))
     assert not any(job.painted for job in found[:frames_done])
     for job, shown in zip(found[frames_done:], tracks[frames_done:], strict=True):
@@ -106,7 +134,9 @@ def assert_own_mouths(found: list[FrameJob], tracks: Sequence[set[int]], frames_
             np.testing.assert_allclose(picture, own_mouth(job.frame.index, target.track_id), atol=1)
 
 
-runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 16 * FRAMES]))
+runs = st.tuples(
+    st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 16 * FRAMES])
+)
 
 
 @pytest.mark.integration
@@ -121,7 +151,8 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
 ) -> None:
     """Counts the jobs that the stages have taken and not returned."""
     tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
-    taken, most_held = 0, 0
+    taken = 0
+    most_held = 0
 
     def counted() -> Generator[FrameJob, None, None]:
         nonlocal taken
@@ -143,7 +174,9 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
 def planned(items: int, frames: int, streams: int = 1) -> list[Window[int]]:
     """Of the numbers 0, 1, 2, … in one track."""
     planner: WindowPlanner[int] = WindowPlanner(frames, streams=streams)
-    return [window for item in range(items) for window in planner.push({0: item})] + planner.push({})
+    return [window for item in range(items) for window in planner.push({0: item})] + planner.push(
+        {}
+    )
 
 
 def test_the_last_window_is_shifted_back():

@@ -1,4 +1,6 @@
-"""Parts of a video in the making: joined to the exact stamps, and gone on with after an end at any moment."""
+"""Parts of a video in the making: joined to the exact stamps, and gone on with after an end at any
+moment.
+"""
 
 import json
 import os
@@ -45,17 +47,25 @@ def stamps_of(periods: Iterable[int]) -> list[int]:
 
 def frames(stamps: list[int], time_base: Fraction) -> Iterator[Frame]:
     """Numbered frames at `stamps`, of which the last one is the end."""
-    for index, ((start, end), rgb) in enumerate(zip(pairwise(stamps), numbered(len(stamps) - 1), strict=True)):
-        yield Frame(index, start * time_base, (end - start) * time_base, start * time_base, rgb, None)
+    for index, ((start, end), rgb) in enumerate(
+        zip(pairwise(stamps), numbered(len(stamps) - 1), strict=True)
+    ):
+        yield Frame(
+            index, start * time_base, (end - start) * time_base, start * time_base, rgb, None
+        )
 
 
-def writer_of(output: Path, time_base: Fraction, work: Work | None = None, **options: Any) -> VideoWriter:
+def writer_of(
+    output: Path, time_base: Fraction, work: Work | None = None, **options: Any
+) -> VideoWriter:
     info = picture_info(96, 64, rgb=False)
     info = replace(info, time_base=time_base, frames_per_s=NTSC, sample_aspect_ratio=Fraction(4, 3))
     return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), work=work)
 
 
-def write(output: Path, stamps: list[int], time_base: Fraction, work: Work | None = None, **options: Any) -> int:
+def write(
+    output: Path, stamps: list[int], time_base: Fraction, work: Work | None = None, **options: Any
+) -> int:
     """Writes all frames; returns how many an earlier run had written."""
     with writer_of(output, time_base, work, **({"codec": "ffv1"} | options)) as writer:
         for frame in frames(stamps, time_base):
@@ -73,9 +83,14 @@ def write(output: Path, stamps: list[int], time_base: Fraction, work: Work | Non
         ("out.mov", {"codec": "prores"}),
     ],
 )
-def test_parts_become_one_stream(tmp_path: Path, name: str, options: dict[str, Any], *, uneven: bool) -> None:
-    """Of every codec, with the stamps of the frames, ascending decoding stamps, and the end of the last picture."""
-    time_base, output = Fraction(1, 30000), tmp_path / name
+def test_parts_become_one_stream(
+    tmp_path: Path, name: str, options: dict[str, Any], *, uneven: bool
+) -> None:
+    """Of every codec, with the stamps of the frames, ascending decoding stamps, and the end of the
+    last picture.
+    """
+    time_base = Fraction(1, 30000)
+    output = tmp_path / name
     stamps = stamps_of(UNEVEN[index % 10] if uneven else 1001 for index in range(90))
     write(output, stamps, time_base, **options)
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -85,15 +100,23 @@ def test_parts_become_one_stream(tmp_path: Path, name: str, options: dict[str, A
         assert unit == (time_base if output.suffix != ".mkv" else Fraction(1, 1000))
         packets = [packet for packet in container.demux(stream) if packet.size]
         shown = sorted(packet.pts * unit for packet in packets if packet.pts is not None)
-        assert max(abs(at - stamp * time_base) for at, stamp in zip(shown, stamps[:-1], strict=True)) < unit
+        assert (
+            max(abs(at - stamp * time_base) for at, stamp in zip(shown, stamps[:-1], strict=True))
+            < unit
+        )
         decoded = [packet.dts for packet in packets if packet.dts is not None]
         assert decoded == sorted(set(decoded))
-        end_s = stream.duration * unit if stream.duration else Fraction(container.duration or 0, av.time_base)
+        if stream.duration:
+            end_s = stream.duration * unit
+        else:
+            end_s = Fraction(container.duration or 0, av.time_base)
         assert abs(end_s - stamps[-1] * time_base) < unit
         if not uneven:
             assert stream.average_rate == NTSC
     with av.open(str(output)) as container:
-        numbers = [number_of(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+        numbers = [
+            number_of(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)
+        ]
     assert numbers == list(range(90))
 
 
@@ -103,9 +126,14 @@ def content(path: Path) -> list[tuple[int | None, bytes]]:
 
 
 @given(some.lists(some.integers(1, 400), min_size=1, max_size=25), some.data())
-def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_frames(periods: list[int], data: some.DataObject) -> None:
-    """The folder is copied between any two frames, as a killed process leaves it, once or several times."""
-    time_base, stamps = Fraction(1, 1000), stamps_of(periods)
+def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_frames(
+    periods: list[int], data: some.DataObject
+) -> None:
+    """The folder is copied between any two frames, as a killed process leaves it, once or several
+    times.
+    """
+    time_base = Fraction(1, 1000)
+    stamps = stamps_of(periods)
     with TemporaryDirectory() as temporary:
         output = Path(temporary) / "whole.mkv"
         write(output, stamps, time_base, WORK)
@@ -134,8 +162,13 @@ FIFTIETH = Fraction(1, 50)
 
 
 def interrupted(output: Path, count: int = 40, codec: str = "ffv1") -> Path:
-    """The folder that an interrupted run of `output` has kept: parts of 25 frames, and an open one."""
-    with pytest.raises(KeyboardInterrupt) as error, writer_of(output, FIFTIETH, WORK, codec=codec) as writer:
+    """The folder that an interrupted run of `output` has kept: parts of 25 frames, and an open
+    one.
+    """
+    with (
+        pytest.raises(KeyboardInterrupt) as error,
+        writer_of(output, FIFTIETH, WORK, codec=codec) as writer,
+    ):
         for frame in frames(list(range(count + 1)), FIFTIETH):
             writer.write(frame)
         raise KeyboardInterrupt
@@ -146,19 +179,27 @@ def interrupted(output: Path, count: int = 40, codec: str = "ffv1") -> Path:
 @pytest.mark.parametrize("codec", ["ffv1", "h264", "hevc"])
 @pytest.mark.parametrize("count", [1, 10])
 def test_the_open_part_is_kept_where_a_run_stops(tmp_path: Path, codec: str, count: int) -> None:
-    """Also of the first half minute. A run that begins anew and is stopped, too, does not replace it."""
-    output, stamps = tmp_path / "out.mkv", list(range(41))
+    """Also of the first half minute. A run that begins anew and is stopped, too, does not replace
+    it.
+    """
+    output = tmp_path / "out.mkv"
+    stamps = list(range(41))
     folder = interrupted(output, count, codec=codec)
     interrupted(output, 1, codec=codec)
     assert Finished.read(folder).frames == count  # type: ignore[union-attr]
     assert write(output, stamps, FIFTIETH, replace(WORK, resume=True), codec=codec) == count
     with av.open(str(output)) as container:
         pictures = container.decode(video=0)
-        assert [number_of(frame.to_ndarray(format="rgb24")) for frame in pictures] == list(range(40))
+        assert [number_of(frame.to_ndarray(format="rgb24")) for frame in pictures] == list(
+            range(40)
+        )
 
 
 def test_nothing_is_kept_where_an_input_has_to_be_changed(tmp_path: Path) -> None:
-    with pytest.raises(MediaError) as error, writer_of(tmp_path / "out.mkv", FIFTIETH, WORK, codec="ffv1") as writer:
+    with (
+        pytest.raises(MediaError) as error,
+        writer_of(tmp_path / "out.mkv", FIFTIETH, WORK, codec="ffv1") as writer,
+    ):
         for frame in frames(list(range(5)), FIFTIETH):
             writer.write(frame)
         raise MediaError("clip.mp4: breaks off")
@@ -189,7 +230,8 @@ def test_a_run_that_does_not_go_on_keeps_the_parts_until_it_has_its_own(tmp_path
 def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     output = tmp_path / "out.mkv"
     folder = interrupted(output, 60)
-    listing, (first, second, _) = folder / KEPT_NAME, Finished.read(folder).parts  # type: ignore[union-attr]
+    listing = folder / KEPT_NAME
+    (first, second, _) = Finished.read(folder).parts  # type: ignore[union-attr]
     if damage == "not JSON":
         listing.write_text(listing.read_text()[:-20])
     elif damage == "a file elsewhere":
@@ -211,7 +253,8 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="needs a right on Windows")
 def test_parts_and_result_of_a_linked_output_lie_where_the_link_leads(tmp_path: Path) -> None:
     """On the disk that has the room for them; what was private stays so."""
-    link, real = tmp_path / "out.mkv", tmp_path / "large" / "real.mkv"
+    link = tmp_path / "out.mkv"
+    real = tmp_path / "large" / "real.mkv"
     real.parent.mkdir()
     real.touch(0o600)
     link.symlink_to(real)
@@ -225,6 +268,9 @@ def test_parts_and_result_of_a_linked_output_lie_where_the_link_leads(tmp_path: 
 
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     output = tmp_path / "out.mkv"
-    with pytest.raises(OutputError, match="another run is writing it"), writer_of(output, FIFTIETH, WORK):
+    with (
+        pytest.raises(OutputError, match="another run is writing it"),
+        writer_of(output, FIFTIETH, WORK),
+    ):
         writer_of(output, FIFTIETH, WORK).__enter__()
     assert list(tmp_path.iterdir()) == []

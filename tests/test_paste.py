@@ -15,7 +15,15 @@ from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.paste import Paster, composite
 from latentsync_trt.face.scene import OVAL, filled
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array
+from latentsync_trt.types import (
+    AlignedFace,
+    Face,
+    Float32Array,
+    Patch,
+    Picture,
+    UInt8Array,
+    UInt16Array,
+)
 from tests.people import first_person
 from tests.pictures import applied, changed_pixels
 
@@ -33,15 +41,19 @@ SKIN_LEVELS = 2.0
 
 
 class MovedChin:
-    """A mesher that finds the detector's mesh with the lower part of the face moved by `shift` of its height."""
+    """A mesher that finds the detector's mesh with the lower part of the face moved by `shift` of
+    its height.
+    """
 
     def __init__(self, detector: MediaPipeDetector, shift: float) -> None:
-        self.detector, self.shift = detector, shift
+        self.detector = detector
+        self.shift = shift
 
     def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
         found = self.detector.mesh(picture, around)
         assert found is not None
-        top, bottom = found[:, 1].min(), found[:, 1].max()
+        top = found[:, 1].min()
+        bottom = found[:, 1].max()
         low = np.clip((found[:, 1] - (top + bottom) / 2) / (bottom - top) * 2, 0, 1)
         found[:, 1] += self.shift * (bottom - top) * low
         return found
@@ -62,7 +74,11 @@ def as_painted(image: np.ndarray) -> UInt16Array:
 
 
 def paste(
-    paster: Paster, seen_face: OneFace, painted: np.ndarray, track: int = 0, time_s: Fraction = Fraction(0)
+    paster: Paster,
+    seen_face: OneFace,
+    painted: np.ndarray,
+    track: int = 0,
+    time_s: Fraction = Fraction(0),
 ) -> tuple[Patch, Float32Array | None]:
     """With the points of the painted face."""
     frame, tracked, face = seen_face
@@ -79,7 +95,9 @@ def weights_in(frame: UInt8Array, patch: Patch) -> Float32Array:
     return weights
 
 
-def outside(frame: UInt8Array, tracked: Face, patch: Patch, painted_mesh: Float32Array | None) -> float:
+def outside(
+    frame: UInt8Array, tracked: Face, patch: Patch, painted_mesh: Float32Array | None
+) -> float:
     """Share of the changed pixels beside both faces; below the chin is the neck."""
     assert tracked.landmarks is not None and painted_mesh is not None
     faces = [mesh[list(OVAL)] for mesh in (tracked.landmarks, painted_mesh)]
@@ -94,17 +112,30 @@ def outside(frame: UInt8Array, tracked: Face, patch: Patch, painted_mesh: Float3
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_nothing_changes_beside_the_face_of_people(number: int, assets: Path, detector: MediaPipeDetector) -> None:
-    """With what a network that does not know them may paint: smears of color, in which faces are found by chance."""
+def test_nothing_changes_beside_the_face_of_people(
+    number: int, assets: Path, detector: MediaPipeDetector
+) -> None:
+    """With what a network that does not know them may paint: smears of color, in which faces are
+    found by chance.
+    """
     random = np.random.default_rng(number)
     with av.open(str(assets / f"demo{number}_video.mp4")) as container:
-        pictures = [picture.to_ndarray(format="rgb24") for picture in islice(container.decode(video=0), 0, 24, 6)]
+        pictures = [
+            picture.to_ndarray(format="rgb24")
+            for picture in islice(container.decode(video=0), 0, 24, 6)
+        ]
     paster = Paster(detector)
     for index, picture in enumerate(pictures):
         noise = random.integers(0, 65536, (8, 8, 3), np.uint16)
-        smears = cv2.resize(noise, (RESOLUTION, RESOLUTION), interpolation=cv2.INTER_CUBIC).astype(np.float32) / 257
+        smears = (
+            cv2.resize(noise, (RESOLUTION, RESOLUTION), interpolation=cv2.INTER_CUBIC).astype(
+                np.float32
+            )
+            / 257
+        )
         item = seen(picture, detector)
-        painted, time_s = 0.5 * item[2].image + 0.5 * smears, Fraction(index, 25)
+        painted = 0.5 * item[2].image + 0.5 * smears
+        time_s = Fraction(index, 25)
         assert outside(picture, item[1], *paste(paster, item, painted, 0, time_s)) == 0
 
 
@@ -113,7 +144,8 @@ def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
     frame, tracked, face = portrait
     middle = tracked.landmarks.mean(axis=0)
     wide = replace(tracked, landmarks=np.float32(middle + (tracked.landmarks - middle) * (1.2, 1)))
-    paster, painted = Paster(detector), face.image.astype(float) + 40
+    paster = Paster(detector)
+    painted = face.image.astype(float) + 40
     for index, each in enumerate((wide, tracked)):
         pasted = paste(paster, (frame, each, face), painted, 0, Fraction(index, 25))
         assert outside(frame, each, *pasted) == 0
@@ -130,7 +162,8 @@ def test_one_chin_is_left(portrait, detector, shift):
 
 def test_without_an_outline_the_mask_decides(portrait):
     frame, tracked, face = portrait
-    painted, blind = 255 - face.image, SimpleNamespace(mesh=lambda *_: None)
+    painted = 255 - face.image
+    blind = SimpleNamespace(mesh=lambda *_: None)
     patch, _ = paste(Paster(blind), (frame, replace(tracked, landmarks=None), face), painted)
     whole = composite(frame, face, as_painted(painted))
     assert np.array_equal(patch.weight, whole.weight)
@@ -147,15 +180,20 @@ def test_colors_follow_the_skin_around(portrait, detector):
 
 def off_color(frame: UInt8Array, patch: Patch) -> float:
     """Mean difference in levels between a frame and what replaces it."""
-    return float(np.abs(applied(frame, patch).astype(float) - frame)[changed_pixels(frame, patch)].mean())
+    return float(
+        np.abs(applied(frame, patch).astype(float) - frame)[changed_pixels(frame, patch)].mean()
+    )
 
 
 def test_colors_do_not_flicker(portrait, detector):
     """What the painting flickers by, the correction does not follow at once."""
-    paster, offsets = Paster(detector), []
+    paster = Paster(detector)
+    offsets = []
     for index in range(8):
         flicker = 6 * (index % 2)
-        patch, _ = paste(paster, portrait, portrait[2].image.astype(float) + flicker, 0, Fraction(index, 25))
+        patch, _ = paste(
+            paster, portrait, portrait[2].image.astype(float) + flicker, 0, Fraction(index, 25)
+        )
         offsets.append(float(patch.rgb[20:40, 20:40].mean()) / 257 - flicker)
     assert np.abs(np.diff(offsets)).max() < 3
 
@@ -163,7 +201,8 @@ def test_colors_do_not_flicker(portrait, detector):
 def test_outlines_do_not_jump(portrait, detector):
     mesher = MovedChin(detector, 0.0)
     paster = Paster(mesher)
-    steady, alone = [], []
+    steady = []
+    alone = []
     for index in range(6):
         mesher.shift = 0.02 * (index % 2)
         for used, weights in ((paster, steady), (Paster(mesher), alone)):
@@ -177,7 +216,9 @@ def test_outlines_do_not_jump(portrait, detector):
 
 
 def test_larger_faces_are_pasted_at_their_own_resolution(detector):
-    """A painted face of twice the size, as from an enhancer, shows its details where the frame has room for them."""
+    """A painted face of twice the size, as from an enhancer, shows its details where the frame has
+    room for them.
+    """
     large = cv2.resize(first_person(1)[0], None, fx=4, fy=4, interpolation=cv2.INTER_CUBIC)
     texture = np.random.default_rng(5).integers(-40, 40, (*large.shape[:2], 1))
     textured = large + 4 * cv2.GaussianBlur(texture.astype(np.float32), (0, 0), 2)[..., None]

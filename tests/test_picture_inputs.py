@@ -1,4 +1,6 @@
-"""Inputs that are no videos: a still picture, one in tiles, an animated GIF; and pictures of which a part is hidden."""
+"""Inputs that are no videos: a still picture, one in tiles, an animated GIF; and pictures of which
+a part is hidden.
+"""
 
 import struct
 import subprocess
@@ -26,12 +28,22 @@ def pictures(count: int) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in numbered(count)]
 
 
-def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None) -> list[Frame]:
-    return list(read_frames(path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)))
+def read(
+    path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None
+) -> list[Frame]:
+    return list(
+        read_frames(
+            path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)
+        )
+    )
 
 
-@pytest.mark.parametrize(("name", "extend"), [("still.jpg", "pingpong"), ("still.webp", "loop"), ("100%d.png", "loop")])
-def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, extend: Extend) -> None:
+@pytest.mark.parametrize(
+    ("name", "extend"), [("still.jpg", "pingpong"), ("still.webp", "loop"), ("100%d.png", "loop")]
+)
+def test_a_still_picture_is_held_at_the_models_rate(
+    tmp_path: Path, name: str, extend: Extend
+) -> None:
     pictures(6)[5].save(tmp_path / name)
     frames = read(tmp_path / name, 2, extend)
     assert [number_of(frame.rgb) for frame in frames] == [5] * 50
@@ -52,12 +64,14 @@ def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode:
 def test_a_photograph_is_turned_upright(tmp_path: Path, orientation: int) -> None:
     pixels = np.zeros((64, 96, 3), np.uint8)
     pixels[:16, :32] = 255  # in one corner
-    exif, photograph = Image.Exif(), tmp_path / "photograph.jpg"
+    exif = Image.Exif()
+    photograph = tmp_path / "photograph.jpg"
     exif[0x0112] = orientation
     Image.fromarray(pixels).save(photograph, exif=exif, quality=95)
     with Image.open(photograph) as image:
         upright = ImageOps.exif_transpose(image)
-    info, (frame,) = probe(photograph), read(photograph)
+    info = probe(photograph)
+    (frame,) = read(photograph)
     assert (info.width_px, info.height_px) == upright.size
     assert np.abs(frame.rgb.astype(int) - np.asarray(upright)).mean() < 3
 
@@ -78,12 +92,15 @@ for path in map(Path, sys.argv[1:]):
 
 
 def test_what_pictures_say_of_themselves_is_no_obstacle(tmp_path: Path) -> None:
-    """Color profile, Exif, XMP, and a second picture behind the first, as gain maps of HDR are. In a
-    child, as memory that is freed twice ends the process."""
+    """Color profile, Exif, XMP, and a second picture behind the first, as gain maps of HDR are. In
+    a child, as memory that is freed twice ends the process.
+    """
     picture, gain_map = pictures(2)
     exif = Image.Exif()
     exif[0x010F] = "maker"
-    files = [tmp_path / f"photograph{suffix}" for suffix in (".png", ".jpg", ".webp", ".tif", ".avif")]
+    files = [
+        tmp_path / f"photograph{suffix}" for suffix in (".png", ".jpg", ".webp", ".tif", ".avif")
+    ]
     for file in files:
         picture.save(file, icc_profile=PROFILE, exif=exif, xmp=XMP)
     files.append(tmp_path / "photograph.mpo")
@@ -106,17 +123,26 @@ def gradient(height: int, width: int) -> UInt8Array:
 TURNS: dict[str, tuple[tuple[bytes, ...], Callable[[UInt8Array], UInt8Array]]] = {
     "as it is": ((), lambda rgb: rgb),
     "turned to the left": ((box(b"irot", b"\1"),), np.rot90),
-    "turned and mirrored": ((box(b"irot", b"\3"), box(b"imir", b"\1")), lambda rgb: np.fliplr(np.rot90(rgb, 3))),
+    "turned and mirrored": (
+        (box(b"irot", b"\3"), box(b"imir", b"\1")),
+        lambda rgb: np.fliplr(np.rot90(rgb, 3)),
+    ),
     "upside down": ((box(b"imir", b"\0"),), np.flipud),
-    "cropped": ((box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),), lambda rgb: rgb[50:110, 62:162]),
+    "cropped": (
+        (box(b"clap", struct.pack(">8i", 100, 1, 60, 1, -3, 1, 5, 1)),),
+        lambda rgb: rgb[50:110, 62:162],
+    ),
 }
 
 
 @pytest.mark.parametrize(("tile_px", "small_first"), [(64, False), (64, True), (256, False)])
 @pytest.mark.parametrize("turn", TURNS)
-def test_a_photo_in_tiles_is_put_together(tmp_path: Path, turn: str, tile_px: int, small_first: bool) -> None:
+def test_a_photo_in_tiles_is_put_together(
+    tmp_path: Path, turn: str, tile_px: int, small_first: bool
+) -> None:
     """Tiles lie in another order in the file; the last row and column reach beyond the photo."""
-    rgb, (properties, expected) = gradient(150, 230), TURNS[turn]
+    rgb = gradient(150, 230)
+    (properties, expected) = TURNS[turn]
     photo = write_heif(tmp_path / "photo.heic", rgb, tile_px, properties, small_first=small_first)
     info, (frame,), upright = probe(photo), read(photo), expected(rgb)
     assert (info.height_px, info.width_px, 3) == upright.shape == frame.rgb.shape
@@ -125,8 +151,12 @@ def test_a_photo_in_tiles_is_put_together(tmp_path: Path, turn: str, tile_px: in
 
 
 def with_clap(clip: Path, *numbers: int) -> Path:
-    """Adds the box to the picture's description at the end of the file, and its size to all boxes around."""
-    content, at, clap = bytearray(clip.read_bytes()), 0, box(b"clap", struct.pack(">8i", *numbers))
+    """Adds the box to the picture's description at the end of the file, and its size to all boxes
+    around.
+    """
+    content = bytearray(clip.read_bytes())
+    at = 0
+    clap = box(b"clap", struct.pack(">8i", *numbers))
     for name in (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd", b"avc1"):
         at = content.index(name, at)
         (size,) = struct.unpack_from(">I", content, at - 4)
@@ -139,12 +169,15 @@ def with_clap(clip: Path, *numbers: int) -> Path:
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 def test_what_a_container_hides_stays_hidden(tmp_path: Path, suffix: str) -> None:
-    """16 columns at the left, 8 rows at the top and 2 at the bottom; in .mkv, FFmpeg writes it as PixelCrop."""
+    """16 columns at the left, 8 rows at the top and 2 at the bottom; in .mkv, FFmpeg writes it as
+    PixelCrop.
+    """
     clip = write_video(tmp_path / "clip.mp4", [gradient(64, 96)] * 3)
     whole = decoded_planes(clip)
     with_clap(clip, 80, 1, 54, 1, 8, 1, 3, 1)
     shown = copied(tmp_path / f"shown{suffix}", clip)
-    info, frames = probe(shown), read(shown, 1, "pingpong")
+    info = probe(shown)
+    frames = read(shown, 1, "pingpong")
     assert (info.width_px, info.height_px) == (80, 54)
     assert len(frames) == 25
     for frame in frames[:3]:
@@ -159,7 +192,10 @@ def test_what_a_container_hides_stays_hidden(tmp_path: Path, suffix: str) -> Non
 def test_a_gif_keeps_its_delays(tmp_path: Path, extend: Extend) -> None:
     first, *others = pictures(5)
     first.save(tmp_path / "clip.gif", save_all=True, append_images=others, duration=DELAYS_MS)
-    order = [0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2, 3, 4] if extend == "pingpong" else [*range(5)] * 3
+    if extend == "pingpong":
+        order = [0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2, 3, 4]
+    else:
+        order = [*range(5)] * 3
     frames = read(tmp_path / "clip.gif", 2, extend)[: len(order)]
     assert [number_of(frame.rgb) for frame in frames] == order
     assert [frame.duration_s * 1000 for frame in frames] == [DELAYS_MS[number] for number in order]

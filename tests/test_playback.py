@@ -40,15 +40,22 @@ class Film:
         yield from [*self.forward()][-2::-1]
 
 
-def shown_once(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fraction) -> list[tuple[Fraction, int]]:
+def shown_once(
+    film: Film, extend: Extend, duration_s: Fraction, delay_s: Fraction
+) -> list[tuple[Fraction, int]]:
     """When each picture begins, picture by picture; a held one every period."""
-    count, shown, at_s, step = len(film.durations_s), list[tuple[Fraction, int]](), delay_s, 0
+    count = len(film.durations_s)
+    shown = list[tuple[Fraction, int]]()
+    at_s = delay_s
+    step = 0
     while at_s < duration_s:
         if extend == "pingpong":
             phase = step % max(2 * count - 2, 1)
-            number, turns = min(phase, 2 * count - 2 - phase), step and phase in (0, count - 1)
+            number = min(phase, 2 * count - 2 - phase)
+            turns = step and phase in (0, count - 1)
         else:
-            number, turns = step % count, step % count == count - 1
+            number = step % count
+            turns = step % count == count - 1
         shown.append((at_s, number))
         at_s += film.durations_s[number]
         ends = (turns or count == 1) if extend == "pingpong" else turns
@@ -78,7 +85,10 @@ def test_every_end_is_extended_as_told(
         assert frames == []
         return
     changes = [list(same) for _, same in groupby(frames, lambda frame: frame.item.item)]
-    expected = [next(same) for _, same in groupby(shown_once(film, extend, duration_s, delay_s), lambda one: one[1])]
+    expected = [
+        next(same)
+        for _, same in groupby(shown_once(film, extend, duration_s, delay_s), lambda one: one[1])
+    ]
     assert [(same[0].time_s, same[0].item.item) for same in changes] == [(0, 0), *expected[1:]]
     assert all(frame.duration_s <= LONGEST_PERIOD_S + 2 * film.period_s for frame in frames)
     assert duration_s <= frames[-1].end_s <= duration_s + film.period_s
@@ -91,18 +101,27 @@ def test_a_constant_rate_shows_what_is_on_screen(
 ) -> None:
     film = Film(durations_s)
     frames = list(played(film, Playback(Fraction(25), duration_s, "pingpong", delay_s)))
-    assert [frame.time_s for frame in frames] == [Fraction(k, 25) for k in range(-(-duration_s * 25 // 1))]
+    assert [frame.time_s for frame in frames] == [
+        Fraction(k, 25) for k in range(-(-duration_s * 25 // 1))
+    ]
     shown = shown_once(film, "pingpong", duration_s + 1, delay_s)
     for frame in frames[:-13]:  # whether the last ones are held depends on the duration
         middle_s = frame.time_s + Fraction(1, 50)
-        assert frame.item.item == next((number for start_s, number in reversed(shown) if start_s < middle_s), 0)
+        assert frame.item.item == next(
+            (number for start_s, number in reversed(shown) if start_s < middle_s), 0
+        )
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts", "avi"])
 @pytest.mark.parametrize("fps", [Fraction(24000, 1001), 25, Fraction(60000, 1001)])
-def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps: Fraction | int) -> None:
-    clip = write_video(tmp_path / f"clip.{suffix}", numbered(20), fps, options={"bf": "0", "preset": "ultrafast"})
-    frames, info = list(read_frames(clip)), probe(clip)
+def test_a_constant_rate_keeps_its_exact_times(
+    tmp_path: Path, suffix: str, fps: Fraction | int
+) -> None:
+    clip = write_video(
+        tmp_path / f"clip.{suffix}", numbered(20), fps, options={"bf": "0", "preset": "ultrafast"}
+    )
+    frames = list(read_frames(clip))
+    info = probe(clip)
     expected = [(number, number / Fraction(fps), number / Fraction(fps)) for number in range(20)]
     assert [(number_of(frame.rgb), frame.time_s, frame.source_s) for frame in frames] == expected
     assert {frame.duration_s for frame in frames} == {1 / Fraction(fps)}
@@ -113,9 +132,12 @@ def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps:
 def without_rate(clip: Path) -> Path:
     """Makes the duration of a picture in a Matroska file's header a part without meaning (Void)."""
     content = bytearray(clip.read_bytes())
-    at, id_bytes = content.index(b"\x23\xe3\x83"), 3
+    at = content.index(b"\x23\xe3\x83")
+    id_bytes = 3
     length = content[at + id_bytes] & 0x7F
-    content[at : at + id_bytes + 1 + length] = bytes([0xEC, 0x80 | (length + 2), *bytes(length + 2)])
+    content[at : at + id_bytes + 1 + length] = bytes(
+        [0xEC, 0x80 | (length + 2), *bytes(length + 2)]
+    )
     clip.write_bytes(content)
     return clip
 
@@ -125,7 +147,8 @@ def without_rate(clip: Path) -> Path:
     [
         ([0, 7000], 25, 176),
         ([index * 17 + index * 7 % 11 for index in range(40)], 59, 40),
-        ([0, 2, *(500 + index * 40 + index * 7 % 11 for index in range(13))], 25, 26),  # half a second is held
+        # half a second is held
+        ([0, 2, *(500 + index * 40 + index * 7 % 11 for index in range(13))], 25, 26),
     ],
 )
 def test_a_rate_that_no_header_states_is_that_of_the_pictures(
@@ -160,7 +183,9 @@ def test_raw_dv_of_a_camcorder_has_the_rate_of_its_pictures(tmp_path: Path) -> N
     ],
 )
 def test_any_file_is_played_backwards(tmp_path: Path, name: str, options: dict[str, str]) -> None:
-    clip = write_video(tmp_path / name, numbered(60), 30, options={"preset": "veryfast", "crf": "8", **options})
+    clip = write_video(
+        tmp_path / name, numbered(60), 30, options={"preset": "veryfast", "crf": "8", **options}
+    )
     assert probe(clip).frames_per_s == 30
     video = VideoPasses(clip, chunk_bytes=9 * 96 * 64 * 3 // 2)
     frames = list(played(video, Playback(None, Fraction(125, 30), "pingpong")))

@@ -21,7 +21,8 @@ CLOSE_LEVELS = 3
 @pytest.mark.integration
 def test_a_worker_shows_frames_while_it_works(tmp_path: Path) -> None:
     video, audio = write_clip(tmp_path, 6)
-    preview, shown = tmp_path / "preview.jpg", list[bool]()
+    preview = tmp_path / "preview.jpg"
+    shown = list[bool]()
 
     def look(progress: Progress) -> None:
         if progress.stage == "lip-sync":
@@ -32,12 +33,20 @@ def test_a_worker_shows_frames_while_it_works(tmp_path: Path) -> None:
 
     worker = Worker(WorkerSettings(str(small_bundle()), "cpu"))
     for path in (preview, tmp_path / "missing" / "preview.jpg"):  # the second cannot be written
-        task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), SyncOptions(steps=1), str(path))
+        task = Task(
+            "one",
+            str(video),
+            str(audio),
+            str(tmp_path / "out.mp4"),
+            SyncOptions(steps=1),
+            str(path),
+        )
         worker.run(task, look, threading.Event())
     assert shown == [False, *11 * [True]]
     jpeg = cv2.cvtColor(cv2.imread(str(preview)), cv2.COLOR_BGR2RGB)
     frames = (
-        cv2.resize(frame, jpeg.shape[1::-1], interpolation=cv2.INTER_AREA) for frame in decoded(Path(task.output))
+        cv2.resize(frame, jpeg.shape[1::-1], interpolation=cv2.INTER_AREA)
+        for frame in decoded(Path(task.output))
     )
     assert min(np.abs(jpeg.astype(int) - frame).mean() for frame in frames) < CLOSE_LEVELS
     assert not (tmp_path / "missing").exists()

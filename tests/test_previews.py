@@ -32,10 +32,14 @@ def write_kind(path: Path, codec: str, pixel_format: str, sound: str) -> Path:
     with av.open(str(path), "w") as target:
         options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
         picture = target.add_stream(codec, rate=25, options=options)
-        picture.width, picture.height, picture.pix_fmt = 480, 480, pixel_format
+        picture.width = 480
+        picture.height = 480
+        picture.pix_fmt = pixel_format
         voice = target.add_stream(sound, rate=44100, layout="mono")
         for rgb in camera_frames(Fraction(FRAMES, 25)):
-            target.mux(picture.encode(av.VideoFrame.from_ndarray(rgb).reformat(format=pixel_format)))
+            target.mux(
+                picture.encode(av.VideoFrame.from_ndarray(rgb).reformat(format=pixel_format))
+            )
         tone = (8000 * np.sin(np.arange(44100 * FRAMES // 25) / 16)).astype(np.int16)
         samples = av.AudioFrame.from_ndarray(tone[None], format="s16", layout="mono")
         samples.sample_rate = 44100
@@ -46,7 +50,8 @@ def write_kind(path: Path, codec: str, pixel_format: str, sound: str) -> Path:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_other_formats(name: str, tmp_path: Path) -> None:
-    clip, copy = write_kind(tmp_path / name, *KINDS[name]), tmp_path / "copy.mp4"
+    clip = write_kind(tmp_path / name, *KINDS[name])
+    copy = tmp_path / "copy.mp4"
     assert not plays(clip)
     write_preview(clip, copy)
     assert plays(copy)
@@ -54,13 +59,18 @@ def test_other_formats(name: str, tmp_path: Path) -> None:
     assert len(pictures) == FRAMES
     with av.open(str(copy)) as opened:
         sound = "mp3" if name == "old.avi" else "aac"
-        assert [stream.codec_context.codec.canonical_name for stream in opened.streams] == ["h264", sound]
+        assert [stream.codec_context.codec.canonical_name for stream in opened.streams] == [
+            "h264",
+            sound,
+        ]
     assert np.abs(decoded(clip)[0].astype(int) - pictures[0]).mean() < 6
 
 
 @pytest.mark.parametrize("name", ["photo.png", "photo.heic"])
 def test_a_photo(name: str, tmp_path: Path) -> None:
-    rgb, photo, copy = portrait()[:121, :151], tmp_path / name, tmp_path / "copy.mp4"
+    rgb = portrait()[:121, :151]
+    photo = tmp_path / name
+    copy = tmp_path / "copy.mp4"
     if name.endswith("heic"):
         write_heif(photo, rgb, 64)
     else:
@@ -72,9 +82,12 @@ def test_a_photo(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tag", "copied"), [(b"mp4a", True), (b"avc1", False)])
-def test_a_stream_in_an_unknown_codec_breaks_no_page(tmp_path: Path, tag: bytes, copied: bool) -> None:
+def test_a_stream_in_an_unknown_codec_breaks_no_page(
+    tmp_path: Path, tag: bytes, copied: bool
+) -> None:
     """Of two sound tracks the second, as spatial sound of phones; or the picture."""
-    clip, copy = tmp_path / "clip.mp4", tmp_path / "clip.mp4.preview.mp4"
+    clip = tmp_path / "clip.mp4"
+    copy = tmp_path / "clip.mp4.preview.mp4"
     one = write_kind(tmp_path / "one.mp4", "libx264", "yuv420p", "aac")
     with av.open(str(clip), "w") as target, av.open(str(one)) as source:
         picture, sound = source.streams

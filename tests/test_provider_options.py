@@ -1,4 +1,5 @@
-"""Every option that is set is one that the installed provider accepts: its name, and each of its values.
+"""Every option that is set is one that the installed provider accepts: its name, and each of its
+values.
 
 The providers read options once their libraries load, for which the stand-in serves.
 """
@@ -25,10 +26,14 @@ def every_value(make: Callable[..., dict[str, str]]) -> list[dict[str, str]]:
         name: (False, True) if isinstance(parameter.default, bool) else (0, 1)
         for name, parameter in inspect.signature(make).parameters.items()
     }
-    return [make(**dict(zip(choices, chosen, strict=True))) for chosen in itertools.product(*choices.values())]
+    return [
+        make(**dict(zip(choices, chosen, strict=True)))
+        for chosen in itertools.product(*choices.values())
+    ]
 
 
-# Reads [provider, options] pairs and writes what ONNX Runtime says of each, or an empty line if nothing.
+# Reads [provider, options] pairs and writes what ONNX Runtime says of each, or an empty line if
+# nothing.
 _ATTEMPTS = """
 import json, sys
 import onnxruntime as ort
@@ -74,8 +79,11 @@ def test_a_provider_takes_every_value_and_refuses_others(
     if not gpu.provider_library("cuda").is_file():
         pytest.skip("this onnxruntime is a build without GPU providers")
     pairs = json.dumps([(provider, own) for own in (*right, *wrong.values())])
-    command, environment = [sys.executable, "-c", _ATTEMPTS], stand_in.variables(STAND_IN_GPUS="2")
-    done = subprocess.run(command, input=pairs, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", _ATTEMPTS]
+    environment = stand_in.variables(STAND_IN_GPUS="2")
+    done = subprocess.run(
+        command, input=pairs, env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     answers = json.loads(done.stdout)
     assert set(answers[: len(right)]) == {""}

@@ -36,8 +36,9 @@ NAMES = tuple(provider.ort_name for provider in PROVIDERS.values())
 class Machine:
     """A simulated machine; by default one on which everything works, with two GPUs.
 
-    `missing`: libraries that the loader does not find. `absent`: Python packages that are not installed. `used`:
-    providers that a trial session uses. `run`: what running that session does. `visible`: $CUDA_VISIBLE_DEVICES.
+    `missing`: libraries that the loader does not find. `absent`: Python packages that are not
+    installed. `used`: providers that a trial session uses. `run`: what running that session does.
+    `visible`: $CUDA_VISIBLE_DEVICES.
     """
 
     gpus: tuple[Gpu, ...] = (ADA, AMPERE_A100)
@@ -57,7 +58,9 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+def machine(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+) -> Machine:
     made = Machine(**getattr(request, "param", {}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", made.visible or "")
     for module, name, value in (
@@ -69,7 +72,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
         (select, "PCI_DEVICES", tmp_path),
         (gpu, "preload", lambda: None),
         (gpu, "package_folder", lambda name: None if name == made.absent else Path("installed")),
-        (gpu, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None),
+        (
+            gpu,
+            "load_problem",
+            lambda name: NOT_FOUND.format(name) if name in made.missing else None,
+        ),
         (select.ort, "get_available_providers", lambda: list(made.built)),
         (select.ort, "InferenceSession", lambda *_, **__: made.session()),
     ):
@@ -92,7 +99,9 @@ OTHERS: dict[str, Callable[[Machine], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it(machine: Machine, other: str) -> None:
+def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it(
+    machine: Machine, other: str
+) -> None:
     given: dict[str, Any] = {"bundle_sha256": "ab"}
     untested = select_provider(**given)
     assert untested.name == "cuda"
@@ -106,7 +115,9 @@ def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it
     assert select_provider("tensorrt").name == "tensorrt"  # which needs no test where it is named
 
 
-@pytest.mark.parametrize(("result", "words"), [("failed", "self-test .* failed"), ("slower", "took longer")])
+@pytest.mark.parametrize(
+    ("result", "words"), [("failed", "self-test .* failed"), ("slower", "took longer")]
+)
 def test_auto_does_not_take_what_the_newest_test_found_wrong_or_slower(
     machine: Machine, result: TestResult, words: str
 ) -> None:
@@ -117,16 +128,25 @@ def test_auto_does_not_take_what_the_newest_test_found_wrong_or_slower(
         remember_test(named, "ab", result)
     selection = select_provider(bundle_sha256="ab")
     assert selection.name == "cpu"
-    assert [name for name, reason in selection.skipped_providers if re.search(words, reason)] == ["tensorrt", "cuda"]
+    assert [name for name, reason in selection.skipped_providers if re.search(words, reason)] == [
+        "tensorrt",
+        "cuda",
+    ]
     assert next_provider(select_provider("tensorrt"), "ab").name == "cpu"
     assert select_provider("cuda").name == "cuda"  # named
     assert select_provider(bundle_sha256="cd").name == "cuda"  # another bundle
 
 
-def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(machine: Machine, tmp_path: Path) -> None:
-    machine.gpus, machine.cuda, machine.problem = (), None, "libcuda.so.1: cannot open shared object file"
+def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.gpus = ()
+    machine.cuda = None
+    machine.problem = "libcuda.so.1: cannot open shared object file"
     for name in ("tensorrt", "cuda"):
-        with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"):
+        with pytest.raises(
+            ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"
+        ):
             select_provider(name)
     assert (select_provider().name, select_provider().notices()) == ("cpu", [])
     (tmp_path / "gpu").mkdir()
@@ -136,24 +156,42 @@ def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(mac
 
 
 def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machine) -> None:
-    with pytest.raises(InputError, match=r"device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"):
+    with pytest.raises(
+        InputError, match=r"device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"
+    ):
         select_provider("cuda", device=5)
 
 
 OLD_DRIVER = {"cuda": (12, 4), "driver_version": "550.54.14"}
 NO_MODULE = {"absent": gpu.TENSORRT_MODULE}
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
-    ("cuda", OLD_DRIVER, "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580"),
+    (
+        "cuda",
+        OLD_DRIVER,
+        "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580",
+    ),
     ("cuda", {"gpus": ()}, 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")'),
     ("cuda", {"gpus": (PASCAL,)}, "GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it"),
     ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
     ("tensorrt", {"missing": (NVINFER,)}, 'directory); pip install "latentsync-trt[tensorrt]"'),
     # The provider itself loads without cuDNN.
     ("cuda", {"missing": (CUDNN,)}, f"libraries do not load ({CUDNN}: "),
-    ("tensorrt", NO_MODULE, "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip"),
+    (
+        "tensorrt",
+        NO_MODULE,
+        "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip",
+    ),
     # The first obstacle is reported: the libraries, their version, and then the Python package.
-    ("tensorrt", {"tensorrt": "10.9.0.34", **NO_MODULE}, "TensorRT 10.9.0.34 is too old: its ONNX parser supports"),
-    ("cuda", {"used": ("CPUExecutionProvider",)}, "a trial session fails (it runs on CPUExecutionProvider instead)"),
+    (
+        "tensorrt",
+        {"tensorrt": "10.9.0.34", **NO_MODULE},
+        "TensorRT 10.9.0.34 is too old: its ONNX parser supports",
+    ),
+    (
+        "cuda",
+        {"used": ("CPUExecutionProvider",)},
+        "a trial session fails (it runs on CPUExecutionProvider instead)",
+    ),
     # As "no kernel image is available", on a GPU that the wheel has no code for.
     ("cuda", {"run": lambda *_: 1 / 0}, "a trial session fails (division by zero)"),
 ]
@@ -174,7 +212,9 @@ def test_what_keeps_a_provider_from_running(machine: Machine, name: Any, expecte
     ],
     indirect=["machine"],
 )
-def test_a_child_process_that_sees_one_gpu_gets_its_name(machine: Machine, index: int, name: str) -> None:
+def test_a_child_process_that_sees_one_gpu_gets_its_name(
+    machine: Machine, index: int, name: str
+) -> None:
     """The name follows from this process's own variable, which hides and orders GPUs."""
     assert gpu.visible_only(machine.gpus[index]) == {"CUDA_VISIBLE_DEVICES": name}
 
@@ -196,7 +236,9 @@ def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
     provider = gpu.provider_library("tensorrt")
     if not provider.is_file():
         pytest.skip("this onnxruntime is a build without GPU providers")
-    assert set(re.findall(rb"nvinfer(?:\.so\.|_)(\d+)", provider.read_bytes())) == {b"%d" % gpu.TENSORRT_MAJOR}
+    assert set(re.findall(rb"nvinfer(?:\.so\.|_)(\d+)", provider.read_bytes())) == {
+        b"%d" % gpu.TENSORRT_MAJOR
+    }
     assert select.ort.cuda_version.split(".")[0] == str(gpu.CUDA_MAJOR)
 
 

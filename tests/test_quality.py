@@ -27,7 +27,8 @@ def mesh(gap: float) -> Float32Array:
 
 def add(quality: Quality, index: int, gap: float, fps: int = 25) -> None:
     """A frame that is painted as it was."""
-    time_s, painted = Fraction(index, fps), PICTURE.astype(np.uint16) * 257
+    time_s = Fraction(index, fps)
+    painted = PICTURE.astype(np.uint16) * 257
     frame = Frame(index, time_s, Fraction(1, fps), time_s, PICTURE, None)
     face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
     pasted = (Patch(0, 0, painted, np.ones((140, 105), np.float32)), mesh(gap))
@@ -55,7 +56,8 @@ def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
 
 
 @pytest.mark.parametrize(
-    ("fps", "start_s", "late_ms"), [(50, 0, 0), (25, 2, 0), (24, 1, 0), (25, 0, 40), (25, 0, -240), (25, 0, 320)]
+    ("fps", "start_s", "late_ms"),
+    [(50, 0, 0), (25, 2, 0), (24, 1, 0), (25, 0, 40), (25, 0, -240), (25, 0, 320)],
 )
 def test_lips_that_follow(fps: int, start_s: int, late_ms: int) -> None:
     quality = Quality([Fraction(start_s)])
@@ -75,7 +77,8 @@ def test_lips_that_follow(fps: int, start_s: int, late_ms: int) -> None:
 
 @pytest.mark.parametrize(("frames", "verdict"), [(250, "weak"), (150, "cannot tell")])
 def test_lips_of_other_speech(frames: int, verdict: str) -> None:
-    quality, generator = Quality([Fraction(0)]), np.random.default_rng(SEED)
+    quality = Quality([Fraction(0)])
+    generator = np.random.default_rng(SEED)
     list(quality.listen(0, speech(np.maximum(openings(250), np.float32(0.1)))))
     for index, gap in enumerate(np.convolve(generator.uniform(0, 0.1, frames), np.ones(4), "same")):
         add(quality, index, float(gap))
@@ -85,7 +88,9 @@ def test_lips_of_other_speech(frames: int, verdict: str) -> None:
 
 @pytest.mark.parametrize(("said", "painted", "shut"), [(True, 70, None), (False, 100, 1.0)])
 def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float | None) -> None:
-    """A few painted frames agree with any speech at some delay; where nothing is said, nothing can be followed."""
+    """A few painted frames agree with any speech at some delay; where nothing is said, nothing can
+    be followed.
+    """
     quality = Quality([Fraction(0)])
     list(quality.listen(0, speech(np.full(250, 0.5 * said, np.float32))))
     for index in range(painted):

@@ -50,11 +50,15 @@ class Place:
 
     def task(self, name: str) -> Task:
         url = f"s3://{BUCKET}"
-        return Task(name, f"{url}/in/face.mp4", f"{url}/in/speech.wav", f"{url}/{name}/out.mp4", FAST)
+        return Task(
+            name, f"{url}/in/face.mp4", f"{url}/in/speech.wav", f"{url}/{name}/out.mp4", FAST
+        )
 
     def frames_of(self, name: str) -> int:
         """Frames of the output, which must be the only object of its task."""
-        assert [key.rpartition("/")[2] for key in self.s3.ls(f"{BUCKET}/{name}", refresh=True)] == ["out.mp4"]
+        assert [key.rpartition("/")[2] for key in self.s3.ls(f"{BUCKET}/{name}", refresh=True)] == [
+            "out.mp4"
+        ]
         self.s3.get_file(f"{BUCKET}/{name}/out.mp4", str(self.folder / f"{name}.mp4"))
         return len(decoded(self.folder / f"{name}.mp4"))
 
@@ -66,11 +70,15 @@ def test_without_a_cluster_the_cure_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"ray://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(InputError, match=rf"--ray {address}: no Ray cluster .*ray start --head"):
+        with pytest.raises(
+            InputError, match=rf"--ray {address}: no Ray cluster .*ray start --head"
+        ):
             make_workers(ON_CPU, ray=address)
 
 
-CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
+CPUS_4 = {"CPU": 4.0}
+CPUS_8 = {"CPU": 8.0}
+GPUS_4 = {"CPU": 64.0, "GPU": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,9 @@ CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
         ([CPUS_4, *[GPUS_4] * 9], "auto", (20, 1, 8)),
     ],
 )
-def test_what_workers_ask_for(nodes: list[dict[str, float]], provider: str, expected: tuple[int, int, int]) -> None:
+def test_what_workers_ask_for(
+    nodes: list[dict[str, float]], provider: str, expected: tuple[int, int, int]
+) -> None:
     assert plan(nodes, provider, None, 20) == expected
 
 
@@ -98,7 +108,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         s3.put(f"{small_bundle()}/", f"{BUCKET}/bundles/demo/", recursive=True)
         for path in write_clip(folder, FRAMES):
             s3.put_file(str(path), f"{BUCKET}/in/{path.name}")
-        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False}
+        )
         cluster.add_node(**NODE)
         yield Place(cluster, s3, folder)
         ray.shutdown()
@@ -108,7 +120,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_of_clips_on_s3_one_loses_its_actor_one_is_canceled_and_one_fails(
     place: Place, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before, events, killed, node = signal.getsignal(signal.SIGTERM), list[Event](), set[str](), socket.gethostname()
+    before = signal.getsignal(signal.SIGTERM)
+    events = list[Event]()
+    killed = set[str]()
+    node = socket.gethostname()
     workers = make_workers(ON_CPU, 2, ray=place.cluster.address)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -125,12 +140,17 @@ def test_of_clips_on_s3_one_loses_its_actor_one_is_canceled_and_one_fails(
             dispatcher.submit(place.task(name))
         dispatcher.submit(replace(place.task("fails"), video=f"s3://{BUCKET}/none.mp4"))
         dispatcher.wait()
-    lost, failed = sorted((each for each in events if isinstance(each, Failed)), key=lambda each: not each.again)
+    lost, failed = sorted(
+        (each for each in events if isinstance(each, Failed)), key=lambda each: not each.again
+    )
     assert (lost.task_id, lost.message.count("\n")) == ("lost", 0)
     assert lost.message.startswith(f"{lost.worker}: node {node}: The actor ")
     assert (failed.task_id, failed.usage) == ("fails", True)
     assert f"node {node}: s3://{BUCKET}/none.mp4: cannot be read" in failed.message
-    assert sorted(each.task_id for each in events if isinstance(each, Finished)) == ["lost", "whole"]
+    assert sorted(each.task_id for each in events if isinstance(each, Finished)) == [
+        "lost",
+        "whole",
+    ]
     assert [place.frames_of(name) for name in ("lost", "whole")] == [FRAMES] * 2
     assert not place.s3.exists(f"{BUCKET}/canceled")
     assert {each.worker for each in events if isinstance(each, Started)} == {"ray 0", "ray 1"}
@@ -149,11 +169,20 @@ def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(place: P
 
 @pytest.mark.slow
 def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path: Path) -> None:
-    names, jobs = ["d1", "d2", "d3"], tmp_path / "jobs.jsonl"
+    names = ["d1", "d2", "d3"]
+    jobs = tmp_path / "jobs.jsonl"
     tasks = [place.task(name) for name in names]
     rows = [{"video": task.video, "audio": task.audio, "output": task.output} for task in tasks]
     jobs.write_text("\n".join(map(json.dumps, rows)))
-    options = ["--ray", place.cluster.address, "--bundle", ON_CPU.bundle, "--provider", "cpu", "--json"]
+    options = [
+        "--ray",
+        place.cluster.address,
+        "--bundle",
+        ON_CPU.bundle,
+        "--provider",
+        "cpu",
+        "--json",
+    ]
     command = [sys.executable, "-m", "latentsync_trt", "batch", str(jobs), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
@@ -163,7 +192,11 @@ def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path
 
     def written() -> dict[str, Any]:
         outputs = [f"{BUCKET}/{name}/out.mp4" for name in names]
-        return {path: place.s3.info(path, refresh=True)["LastModified"] for path in outputs if place.s3.exists(path)}
+        return {
+            path: place.s3.info(path, refresh=True)["LastModified"]
+            for path in outputs
+            if place.s3.exists(path)
+        }
 
     before = written()
     second = subprocess.run(command, capture_output=True, text=True, timeout=300)

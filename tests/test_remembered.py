@@ -15,7 +15,9 @@ RTX = Gpu(0, "RTX", "8.9", 2**34)
 CUDA = Selection("cuda", gpu=RTX)
 
 
-def test_a_result_holds_for_its_bundle_gpu_and_this_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_holds_for_its_bundle_gpu_and_this_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     remember_test(CUDA, "ab", "passed")
     assert select.tested(CUDA, "ab") == "passed"
     remember_test(CUDA, "ab", "failed")
@@ -30,7 +32,11 @@ def test_a_result_holds_for_its_bundle_gpu_and_this_version(monkeypatch: pytest.
 def test_the_newest_results_are_kept() -> None:
     for number in (*range(200), 0, 200):
         remember_test(CUDA, f"{number}", "passed")
-    assert [select.tested(CUDA, f"{number}") for number in (0, 1, 200)] == ["passed", None, "passed"]
+    assert [select.tested(CUDA, f"{number}") for number in (0, 1, 200)] == [
+        "passed",
+        None,
+        "passed",
+    ]
 
 
 @pytest.mark.parametrize("content", [b"{", b'["a"]', b"\xff", b"[" * 100_000])

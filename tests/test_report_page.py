@@ -31,7 +31,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.loaded += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href")
+        ]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -43,18 +45,24 @@ def written(path: Path, found: Quality, options: SyncOptions, **changes: object)
     return Page(path)
 
 
-def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(tmp_path: Path) -> None:
+def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(
+    tmp_path: Path,
+) -> None:
     found = Quality([Fraction(0)], pictures=True)
     list(found.listen(0, speech(openings(250))))
     for index in range(250):
         add(found, index, lips_of(Fraction(index, 25)))
     changes = {"quality": replace(found.result(), alarm="the mouth is a smear")}
     untouched = (Interval(1.0, 1.5, "no face"),)
-    page = written(tmp_path / "r.html", found, SyncOptions(preset="fast"), untouched=untouched, **changes)
+    page = written(
+        tmp_path / "r.html", found, SyncOptions(preset="fast"), untouched=untouched, **changes
+    )
     assert page.tags.count("img") >= 2 * 3
     assert page.tags.count("svg") == 1
     assert "clip.mov, lip-synced: 500 frames (20.00 s), a face in 480" in page.text
-    lips = re.search(r"lips follow the speech; agreement 0\.[789]\d, .*, shut in 100% of the silence", page.text)
+    lips = re.search(
+        r"lips follow the speech; agreement 0\.[789]\d, .*, shut in 100% of the silence", page.text
+    )
     assert lips is not None
     assert page.text.index("the mouth is a smear") < lips.start()
     assert "1.001.50no face" in page.text
@@ -64,9 +72,14 @@ def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(
 
 
 def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> None:
-    hostile, path = "/home/me/<script>alert(1)</script>", tmp_path / "r.html"
-    options = SyncOptions(mix="/home/me/mix.wav", report=path, speaker=parse_speakers("0=/home/me/a.wav"))
-    page = written(path, Quality([]), options, bundle=hostile, notices=("/home/me/deep/a.wav: is loud",))
+    hostile = "/home/me/<script>alert(1)</script>"
+    path = tmp_path / "r.html"
+    options = SyncOptions(
+        mix="/home/me/mix.wav", report=path, speaker=parse_speakers("0=/home/me/a.wav")
+    )
+    page = written(
+        path, Quality([]), options, bundle=hostile, notices=("/home/me/deep/a.wav: is loud",)
+    )
     assert "script" not in page.tags
     assert "a.wav: is loud" in page.text
     assert "/home/me" not in page.text.replace(hostile, "")
@@ -81,7 +94,9 @@ def test_what_is_no_page(name: str) -> None:
 @pytest.mark.integration
 def test_a_run_writes_its_page_or_keeps_its_video(lip_sync: LipSync, tmp_path: Path) -> None:
     """Random weights paint noise, which raises the alarm."""
-    clip, path, output = write_clip(tmp_path, 8), tmp_path / "r.html", tmp_path / "out.mp4"
+    clip = write_clip(tmp_path, 8)
+    path = tmp_path / "r.html"
+    output = tmp_path / "out.mp4"
     options = SyncOptions(steps=1, cache_interval=1, report=path)
 
     def in_the_way(progress: Progress) -> None:
@@ -96,9 +111,16 @@ def test_a_run_writes_its_page_or_keeps_its_video(lip_sync: LipSync, tmp_path: P
     assert report.quality.alarm in report.notices
     assert report.quality.alarm in page.text
     assert page.tags.count("img") >= 2 * 2
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["face.mp4", "out.mp4", "r.html", "speech.wav"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "face.mp4",
+        "out.mp4",
+        "r.html",
+        "speech.wav",
+    ]
     path.unlink()
     output.unlink()
-    with pytest.raises(OutputError, match=r"r\.html: cannot be written .*; the video is complete: .*out\.mp4"):
+    with pytest.raises(
+        OutputError, match=r"r\.html: cannot be written .*; the video is complete: .*out\.mp4"
+    ):
         lip_sync.sync(*clip, output, options, on_progress=in_the_way)
     assert len(decoded(output)) == 8

@@ -20,7 +20,13 @@ SEVERAL = replace(FIXED, shapes="dynamic", ranges=RANGES)
 
 @pytest.mark.parametrize(
     ("manifest", "asked", "found"),
-    [(FIXED, None, 512), (FIXED, 512, 512), (SEVERAL, 448, 448), (FIXED, 256, 0), (SEVERAL, 192, 0)],
+    [
+        (FIXED, None, 512),
+        (FIXED, 512, 512),
+        (SEVERAL, 448, 448),
+        (FIXED, 256, 0),
+        (SEVERAL, 192, 0),
+    ],
 )
 def test_a_run_has_the_resolution_that_was_asked_for_or_says_how_to_get_it(
     manifest: Manifest, asked: int | None, found: int
@@ -29,7 +35,9 @@ def test_a_run_has_the_resolution_that_was_asked_for_or_says_how_to_get_it(
         assert resolution_of(manifest, SyncOptions(resolution=asked)) == found
         return
     supported = "512 px" if manifest is FIXED else "256 to 512 px"
-    with pytest.raises(InputError, match=f"{supported}.*export --dynamic --resolution 512 --min-resolution {asked}"):
+    with pytest.raises(
+        InputError, match=f"{supported}.*export --dynamic --resolution 512 --min-resolution {asked}"
+    ):
         resolution_of(manifest, SyncOptions(resolution=asked))
 
 

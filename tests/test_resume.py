@@ -62,13 +62,33 @@ main()
 def content(path: Path) -> list[tuple[int | None, int]]:
     """Stamp and a hash of each picture."""
     with av.open(str(path)) as container:
-        return [(frame.pts, hash(frame.to_ndarray().tobytes())) for frame in container.decode(video=0)]
+        return [
+            (frame.pts, hash(frame.to_ndarray().tobytes())) for frame in container.decode(video=0)
+        ]
 
 
 def words(folder: Path, *more: object) -> list[str]:
     """`sync` of `write_clip` in `folder`."""
-    files = ("--video", folder / "face.mp4", "--audio", folder / "speech.wav", "-o", folder / "out.mkv")
-    model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--guidance", 1, "--codec", "ffv1")
+    files = (
+        "--video",
+        folder / "face.mp4",
+        "--audio",
+        folder / "speech.wav",
+        "-o",
+        folder / "out.mkv",
+    )
+    model = (
+        "--bundle",
+        small_bundle(),
+        "--provider",
+        "cpu",
+        "--steps",
+        1,
+        "--guidance",
+        1,
+        "--codec",
+        "ffv1",
+    )
     return [*map(str, ("sync", *files, *model, *more))]
 
 
@@ -79,7 +99,9 @@ def command(folder: Path, *more: object, part_s: object = "2/5", last: int = -1)
 
 @contextmanager
 def running(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -87,7 +109,9 @@ def running(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
 
 
 def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count: int = 1) -> None:
-    while (finished := Finished.read(work_folder_of(output))) is None or len(finished.parts) < count:
+    while (finished := Finished.read(work_folder_of(output))) is None or len(
+        finished.parts
+    ) < count:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
@@ -95,12 +119,15 @@ def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count
 @pytest.mark.integration
 @pytest.mark.usefixtures("short_parts")
 def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
-    """After the frame that is being written, in the middle of a part. Also where the output replaces an older one,
-    which stays until the end; only then is the run one of the past."""
+    """After the frame that is being written, in the middle of a part. Also where the output
+    replaces an older one, which stays until the end; only then is the run one of the past.
+    """
     write_clip(tmp_path, 20, halved=True)
     output = tmp_path / "out.mkv"
     output.write_bytes(b"older")
-    stopped = subprocess.run(command(tmp_path, "--overwrite", last=13), capture_output=True, text=True)
+    stopped = subprocess.run(
+        command(tmp_path, "--overwrite", last=13), capture_output=True, text=True
+    )
     assert stopped.returncode == 130
     going_on = "what is done is kept: the same command with --resume goes on there"
     assert stopped.stderr.endswith(f"interrupted; unfinished files were removed; {going_on}\n")
@@ -127,15 +154,19 @@ def failing_at(done: int, stages: list[str]) -> Callable[[Progress], None]:
 @pytest.mark.integration
 @pytest.mark.usefixtures("short_parts")
 def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, lip_sync: LipSync) -> None:
-    """Also where it stops within a part, and a window and a fade cross the end of one, with face tracks, pasting and
-    encoding of two lives."""
-    clip, options = write_clip(tmp_path, 26, halved=True), replace(OPTIONS, start=Fraction(8, 25))
+    """Also where it stops within a part, and a window and a fade cross the end of one, with face
+    tracks, pasting and encoding of two lives.
+    """
+    clip = write_clip(tmp_path, 26, halved=True)
+    options = replace(OPTIONS, start=Fraction(8, 25))
     seen: list[int] = []
     lip_sync.sync(*clip, tmp_path / "whole.mkv", options)
     with pytest.raises(OutOfMemory):
         lip_sync.sync(*clip, tmp_path / "out.mkv", options, on_progress=failing_at(17, []))
     going_on = replace(options, resume=True)
-    report = lip_sync.sync(*clip, tmp_path / "out.mkv", going_on, on_progress=lambda at: seen.append(at.done))
+    report = lip_sync.sync(
+        *clip, tmp_path / "out.mkv", going_on, on_progress=lambda at: seen.append(at.done)
+    )
     assert report.frames == 26
     assert sorted({done for done in seen if done})[:2] == [17, 18]
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
@@ -148,8 +179,11 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path) -> None:
     write_sound(tmp_path / "a" / "mix.wav", 1)
 
     def made_of(folder: Path, **brought: Any) -> dict[str, str]:
-        options, helpers = SyncOptions(mix=folder / "mix.wav"), Helpers(**brought)
-        inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options, helpers)
+        options = SyncOptions(mix=folder / "mix.wav")
+        helpers = Helpers(**brought)
+        inputs = check_inputs(
+            folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options, helpers
+        )
         return fingerprint(inputs, small_bundle(), "cpu")
 
     before = made_of(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
@@ -157,20 +191,28 @@ def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path) -> None:
     with chdir(tmp_path / "b"):
         assert made_of(Path(), noise=np.zeros(4), detector=OPTIONS) == before
         assert before["--mix"].startswith("mix.wav, ")
-        for other in ({}, {"noise": np.ones(4), "detector": OPTIONS}, {"noise": np.zeros(4), "detector": 5}):
+        for other in (
+            {},
+            {"noise": np.ones(4), "detector": OPTIONS},
+            {"noise": np.zeros(4), "detector": 5},
+        ):
             assert made_of(Path(), **other) != before
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("short_parts")
 def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, lip_sync: LipSync) -> None:
-    clip, output, stages = write_clip(tmp_path, 12, halved=True), tmp_path / "out.mkv", list[str]()
+    clip = write_clip(tmp_path, 12, halved=True)
+    output = tmp_path / "out.mkv"
+    stages = list[str]()
     with pytest.raises(OutOfMemory):
         lip_sync.sync(*clip, output, OPTIONS, on_progress=failing_at(11, stages))
     os.utime(clip[0], (1e9, 1e9))
     stages.clear()
     going_on = replace(OPTIONS, resume=True, seed=5)
-    with pytest.raises(InputError, match=r"cannot go on with the interrupted run, since") as refused:
+    with pytest.raises(
+        InputError, match=r"cannot go on with the interrupted run, since"
+    ) as refused:
         lip_sync.sync(*clip, output, going_on, on_progress=failing_at(11, stages))
     assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
     assert "opening networks" not in stages
@@ -182,11 +224,16 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, lip_sync
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
 def test_twenty_minutes_in_little_memory_and_killed(tmp_path: Path) -> None:
     """At a random moment: the result has the same frames as that of a run that nobody stopped."""
-    faces = [cv2.resize(rgb, (160, 160), interpolation=cv2.INTER_AREA) for rgb in camera_frames(Fraction(1))]
-    shown = [*faces[:LONG_FPS], *(np.full_like(faces[0], 128) for _ in range(19 * LONG_FPS))]  # a face for 1 s of 20
+    faces = [
+        cv2.resize(rgb, (160, 160), interpolation=cv2.INTER_AREA)
+        for rgb in camera_frames(Fraction(1))
+    ]
+    # a face for 1 s of 20
+    shown = [*faces[:LONG_FPS], *(np.full_like(faces[0], 128) for _ in range(19 * LONG_FPS))]
     write_video(tmp_path / "face.mp4", islice(cycle(shown), MINUTES * 60 * LONG_FPS), LONG_FPS)
     write_sound(tmp_path / "speech.wav", MINUTES * 60)
-    output, memory_mb = tmp_path / "out.mkv", list[float]()
+    output = tmp_path / "out.mkv"
+    memory_mb = list[float]()
     with running(command(tmp_path, "-q", part_s=30)) as process:
         watched = psutil.Process(process.pid)
         while process.poll() is None:
@@ -194,14 +241,20 @@ def test_twenty_minutes_in_little_memory_and_killed(tmp_path: Path) -> None:
             time.sleep(0.2)
         assert process.returncode == 0, process.communicate()
     quarter = len(memory_mb) // 4
-    assert max(memory_mb) < max(memory_mb[:quarter]) + MOST_GROWTH_MB, memory_mb[quarter :: quarter // 4]
+    assert max(memory_mb) < max(memory_mb[:quarter]) + MOST_GROWTH_MB, memory_mb[
+        quarter :: quarter // 4
+    ]
     expected = content(output)
     assert len(expected) == MINUTES * 60 * LONG_FPS
     output.unlink()
     with running(command(tmp_path, "-q", part_s=30)) as process:
-        until_parts_are_closed(process, output, random.Random(os.environ.get("SEED", "11")).randrange(1, MINUTES))
+        until_parts_are_closed(
+            process, output, random.Random(os.environ.get("SEED", "11")).randrange(1, MINUTES)
+        )
         process.kill()
-    result = subprocess.run(command(tmp_path, "--resume", part_s=30), capture_output=True, text=True)
+    result = subprocess.run(
+        command(tmp_path, "--resume", part_s=30), capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     assert f"{output}: goes on after" in result.stderr
     assert content(output) == expected

@@ -30,7 +30,9 @@ def test_timesteps_match_the_release(recorded, steps):
 
 
 def test_noise_levels_match_the_release(recorded):
-    assert np.allclose(alphas_cumprod(), recorded["alphas_cumprod"], rtol=SCHEDULE_TOLERANCE, atol=0)
+    assert np.allclose(
+        alphas_cumprod(), recorded["alphas_cumprod"], rtol=SCHEDULE_TOLERANCE, atol=0
+    )
 
 
 def test_trajectory_matches_the_release(recorded):
@@ -45,16 +47,20 @@ def test_trajectory_matches_the_release(recorded):
 
 
 def error_on_gaussians(solver: str, steps: int) -> float:
-    """Relative error on numbers from known Gaussians, of which both the noise and the exact answer can be written down.
+    """Relative error on numbers from known Gaussians, of which both the noise and the exact answer
+    can be written down.
 
     Means are 0.8 in size, variances from 0.001, almost settled by what is known, to 2.
     """
-    random, signal = np.random.default_rng(6), alphas_cumprod()
+    random = np.random.default_rng(6)
+    signal = alphas_cumprod()
     noise, mean = random.standard_normal((2, 4000))
-    mean, variance = 0.8 * mean, np.exp(random.uniform(np.log(1e-3), np.log(2), 4000))
+    mean = 0.8 * mean
+    variance = np.exp(random.uniform(np.log(1e-3), np.log(2), 4000))
     spread = np.sqrt(signal[-1] * variance + 1 - signal[-1])
     exact = mean + np.sqrt(variance) / spread * (noise - signal[-1] ** 0.5 * mean)
-    x, history = noise, np.zeros_like(noise)
+    x = noise
+    history = np.zeros_like(noise)
     for step in SOLVERS[solver](steps):
         level = signal[step.timestep]
         eps = (1 - level) ** 0.5 * (x - level**0.5 * mean) / (level * variance + 1 - level)

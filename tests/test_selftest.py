@@ -27,10 +27,14 @@ from tests.small import small_bundle
 pytestmark = pytest.mark.integration
 
 WHOLE = Bundle.load(small_bundle(), verify=False)
-MANIFEST = replace(WHOLE.manifest, graphs={name: WHOLE.manifest.graphs[name] for name in REQUIRED_GRAPHS})
+MANIFEST = replace(
+    WHOLE.manifest, graphs={name: WHOLE.manifest.graphs[name] for name in REQUIRED_GRAPHS}
+)
 BUNDLE = replace(WHOLE, manifest=MANIFEST)
 """Without its unguided graphs, to save time."""
-TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
 
 
 def in_few_steps(part: Part, say: Say) -> Part:
@@ -39,7 +43,9 @@ def in_few_steps(part: Part, say: Say) -> Part:
     return run_part(replace(part, steps=2), say)
 
 
-def report_of(carry: Callable[[Part, Say], Part], provider: str = "tensorrt", bundle: Bundle = BUNDLE) -> Report:
+def report_of(
+    carry: Callable[[Part, Say], Part], provider: str = "tensorrt", bundle: Bundle = BUNDLE
+) -> Report:
     """The report where `carry` stands for the child processes."""
     return self_test(bundle, provider, RuntimeOptions(), lambda _: None, REQUIRED_GRAPHS, carry)
 
@@ -52,14 +58,28 @@ def test_the_cpu_passes_and_json_has_versions_and_rows_and_no_paths_and_names() 
     for row in report.graphs:
         assert list(row.nodes) == [CPU]
         assert row.nodes[CPU] > 100
-        assert (row.built, row.build_s, row.engine_bytes) == (False, None, None)  # the CPU needs no engines
+        # the CPU needs no engines
+        assert (row.built, row.build_s, row.engine_bytes) == (False, None, None)
         assert all((value or 0) > 0 for value in (row.open_s, row.first_ms, row.mean_ms))
     found = json.loads(report.to_json())
     assert (found["kind"], found["passed"]) == ("latentsync-trt selftest", True)
-    assert found["environment"].keys() >= {"latentsync_trt", "onnxruntime", "python", "system", "cpu", "measured_at"}
+    assert found["environment"].keys() >= {
+        "latentsync_trt",
+        "onnxruntime",
+        "python",
+        "system",
+        "cpu",
+        "measured_at",
+    }
     assert found["bundle"]["precision"] == "fp32"
     assert [row["graph"] for row in found["graphs"]] == list(REQUIRED_GRAPHS)
-    for place in (Path.home(), Path.cwd(), Path(tempfile.gettempdir()), small_bundle().parent, Path(sys.prefix)):
+    for place in (
+        Path.home(),
+        Path.cwd(),
+        Path(tempfile.gettempdir()),
+        small_bundle().parent,
+        Path(sys.prefix),
+    ):
         assert f"{place}{os.sep}" not in report.to_json()
     assert f'"{getpass.getuser()}"' not in report.to_json()
     assert all("/" not in value for value in found["environment"].values())
@@ -88,10 +108,15 @@ def test_a_provider_that_crashes_leaves_a_report(tmp_path: Path) -> None:
     runner = CliRunner(env={"PYTHONPATH": str(tmp_path)})
     result = runner.invoke(main, ["selftest", "--bundle", str(small_bundle()), "--provider", "cpu"])
     assert result.exit_code == 1
-    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
+    rows = {
+        line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()
+    }
     assert rows["audio_encoder"][0] == "132/132"
     assert rows["vae_encoder"] == ["–"] * 7
-    how = f"the process died with signal {signal.SIGSEGV:d} (SIGSEGV) while building and opening vae_encoder"
+    how = (
+        f"the process died with signal {signal.SIGSEGV:d} "
+        "(SIGSEGV) while building and opening vae_encoder"
+    )
     assert f"first start: FAIL\n  - {how}: engine.cpp:77: device lost\n" in result.stdout
     assert "FAIL: cpu, bundle demo" in result.stdout
 
@@ -99,16 +124,23 @@ def test_a_provider_that_crashes_leaves_a_report(tmp_path: Path) -> None:
 Change = Callable[[Part], object]
 
 
-def judged(change: Change = lambda part: None, start: str = "first start", level: int = 0) -> Report:
-    """The report of a TensorRT that works, and paints gray, except for what `change` does to the outcome of `start`,
-    and for the `level` that it adds to pictures."""
+def judged(
+    change: Change = lambda part: None, start: str = "first start", level: int = 0
+) -> Report:
+    """The report of a TensorRT that works, and paints gray, except for what `change` does to the
+    outcome of `start`, and for the `level` that it adds to pictures.
+    """
 
     def answer(part: Part, say: Say) -> Part:
         part.folder.mkdir()
         is_ours = part.folder.name != "reference"
-        part.provider, part.doing = part.requested, ""
+        part.provider = part.requested
+        part.doing = ""
         np.save(part.folder / PICTURES, np.full((2, 8, 8, 3), 30_000 + is_ours * level, np.uint16))
-        row: dict[str, Any] = {"nodes": {TENSORRT if is_ours else CPU: 1}, "built": part.folder.name == "first start"}
+        row: dict[str, Any] = {
+            "nodes": {TENSORRT if is_ours else CPU: 1},
+            "built": part.folder.name == "first start",
+        }
         for graph in part.tested:
             np.savez(part.folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]))
             part.graphs[graph] = GraphRow(graph, mean_ms=7.0, **row)
@@ -127,7 +159,10 @@ def built_again(part: Part) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (built_again, ("vae_encoder: its engine was not found", "built again; cache: vae_encoder is damaged")),
+        (
+            built_again,
+            ("vae_encoder: its engine was not found", "built again; cache: vae_encoder is damaged"),
+        ),
         (
             lambda part: setattr(part.graphs["denoise_step"], "nodes", {TENSORRT: 19, CUDA: 1}),
             ("denoise_step: tensorrt was not assigned all of its nodes", f"'{CUDA}': 1"),
@@ -142,7 +177,9 @@ def test_what_fails_at_the_second_start(change: Change, words: tuple[str, ...]) 
     assert all(each in reason for each in words)
 
 
-@pytest.mark.parametrize(("output", "failed"), [((1.0, -4.001), False), ((1.0, -4.2), True), ((np.nan, -4.0), True)])
+@pytest.mark.parametrize(
+    ("output", "failed"), [((1.0, -4.001), False), ((1.0, -4.2), True), ((np.nan, -4.0), True)]
+)
 def test_outputs_that_differ_fail(output: tuple[float, float], failed: bool) -> None:
     def change(part: Part) -> None:
         np.savez(part.folder / "vae_decoder.npz", np.float16(2), np.array(output))
@@ -153,13 +190,18 @@ def test_outputs_that_differ_fail(output: tuple[float, float], failed: bool) -> 
 
 @pytest.mark.parametrize(("start", "result"), [("reference", "passed"), ("second start", "slower")])
 def test_slower_than_the_reference(start: str, result: str) -> None:
-    assert judged(lambda part: setattr(part.graphs["denoise_step"], "mean_ms", 7.5), start).result == result
+    assert (
+        judged(lambda part: setattr(part.graphs["denoise_step"], "mean_ms", 7.5), start).result
+        == result
+    )
 
 
 def test_the_limit_of_pictures() -> None:
     """An offset of 65.5 of 65535 levels is 60 dB."""
     assert judged(level=10).passed
-    assert judged(level=100).stages["reference"] == ("pictures: 56.3 dB beside cpu (at least 60 dB)",)
+    assert judged(level=100).stages["reference"] == (
+        "pictures: 56.3 dB beside cpu (at least 60 dB)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,21 +213,34 @@ def test_the_limit_of_pictures() -> None:
     ],
 )
 def test_published_models_are_compared_with_what_cuda_runs_and_that_with_the_portable_graphs(
-    provider: str, obstacle: str | None, reference: str, variant: str | None, monkeypatch: pytest.MonkeyPatch
+    provider: str,
+    obstacle: str | None,
+    reference: str,
+    variant: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: dict[str, str] = {}
 
     def answer(part: Part, say: Say) -> Part:
         asked[part.folder.name] = part.options.graph_variant
-        return replace(part, provider=part.requested, graphs={graph: GraphRow(graph) for graph in part.tested})
+        return replace(
+            part, provider=part.requested, graphs={graph: GraphRow(graph) for graph in part.tested}
+        )
 
     monkeypatch.setattr(selftest, "diagnose_provider", lambda _: obstacle)
-    found = report_of(answer, provider, replace(BUNDLE, manifest=replace(MANIFEST, name="1.6-512-fp16")))
-    assert (found.reference, asked["first start"], asked.get("reference")) == (reference, "auto", variant)
+    found = report_of(
+        answer, provider, replace(BUNDLE, manifest=replace(MANIFEST, name="1.6-512-fp16"))
+    )
+    assert (found.reference, asked["first start"], asked.get("reference")) == (
+        reference,
+        "auto",
+        variant,
+    )
 
 
 def test_paths_and_names_are_hidden(tmp_path: Path) -> None:
-    given, name = tmp_path / "Zden Ka" / "my models" / "1.6-512", getpass.getuser()
+    given = tmp_path / "Zden Ka" / "my models" / "1.6-512"
+    name = getpass.getuser()
     for text, expected in {
         f"{given}/unet.onnx: damaged": "1.6-512/unet.onnx: damaged",
         f"/srv/{name}/models/x.engine, owner {name} ({name.upper()})": "x.engine, owner … (…)",
@@ -193,5 +248,7 @@ def test_paths_and_names_are_hidden(tmp_path: Path) -> None:
         "'~/a/b c.wav', 5 frames/s with 1/2 of it": "'b c.wav', 5 frames/s with 1/2 of it",
     }.items():
         assert redacted(text, [given]) == expected
-    command = environment(["bench", "--video", "../someone/private/in.mp4", "--audio", "/home/a.wav"], (), 0)["command"]
+    command = environment(
+        ["bench", "--video", "../someone/private/in.mp4", "--audio", "/home/a.wav"], (), 0
+    )["command"]
     assert command == "bench --video in.mp4 --audio a.wav"

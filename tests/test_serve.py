@@ -28,13 +28,16 @@ from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
 pytestmark = pytest.mark.integration
 
 MOST_READ_BYTES = 16_000_000
-"""Of a refused upload: what the service read, and the buffers of both sockets, of 4 to 6 MB on Linux."""
+"""Of a refused upload: what the service read, and the buffers of both sockets, of 4 to 6 MB on
+Linux.
+"""
 
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 FIELD = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n--x--'
 UPLOAD = (
-    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-    b'Content-Length: 999\r\n\r\n--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\nabc'
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 999\r\n\r\n"
+    b'--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\nabc'
 )
 """The beginning of one."""
 
@@ -66,7 +69,10 @@ def client(folder: Path, worker: PretendedWorker) -> Iterator[httpx.Client]:
 
 def send(client: httpx.Client, files: Files, **texts: Any) -> httpx.Response:
     """Submits a job; `texts`: fields, `options` as a dict."""
-    data = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in texts.items()}
+    data = {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in texts.items()
+    }
     return client.post("/v1/jobs", data=data, files=files)
 
 
@@ -78,7 +84,11 @@ def sent(client: httpx.Client, files: Files, **texts: Any) -> str:
 def painting(client: httpx.Client, job: str) -> dict[str, Any]:
     """A job whose worker has painted half and is held there."""
     found: dict[str, Any] = until(
-        lambda: (job_ := client.get(f"/v1/jobs/{job}").json())["done"] == FRAMES // 2 and job_["stage"] and job_
+        lambda: (
+            (job_ := client.get(f"/v1/jobs/{job}").json())["done"] == FRAMES // 2
+            and job_["stage"]
+            and job_
+        )
     )
     return found
 
@@ -89,19 +99,34 @@ def job_files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder / "jobs").as_posix() for path in found)
 
 
-def test_from_upload_to_result(client: httpx.Client, clip: Files, worker: PretendedWorker, folder: Path) -> None:
+def test_from_upload_to_result(
+    client: httpx.Client, clip: Files, worker: PretendedWorker, folder: Path
+) -> None:
     named = clip | {"video": (r"C:\clips\Ann 1.mp4", clip["video"][1])}
     assert send(client, named, label="x" * 201).status_code == 422
-    answer = send(client, named, label="two\nlines", options={"preset": "fast", "report": True, "start": 0.04})
+    answer = send(
+        client, named, label="two\nlines", options={"preset": "fast", "report": True, "start": 0.04}
+    )
     assert answer.status_code == 201, answer.text
     job = answer.json()
-    assert (job["label"], job["files"]) == ("two\nlines", {"video": "Ann 1.mp4", "audio": "speech.wav"})
+    assert (job["label"], job["files"]) == (
+        "two\nlines",
+        {"video": "Ann 1.mp4", "audio": "speech.wav"},
+    )
     path = f"/v1/jobs/{job['id']}"
     assert answer.headers["Location"] == str(client.base_url.join(path))
     half = painting(client, job["id"])
-    assert (half["state"], half["total"], half["stage"], half["worker"]) == ("running", FRAMES, "lip-sync", worker.name)
+    assert (half["state"], half["total"], half["stage"], half["worker"]) == (
+        "running",
+        FRAMES,
+        "lip-sync",
+        worker.name,
+    )
     assert 0 <= half["seconds_left"] <= FRAMES  # of half the frames, and counting down
-    assert [client.get(f"{path}/{name}").status_code for name in ("result", "preview")] == [409, 404]
+    assert [client.get(f"{path}/{name}").status_code for name in ("result", "preview")] == [
+        409,
+        404,
+    ]
     picture = Path(str(worker.tasks[0].preview))
     picture.write_bytes(b"picture")
     preview = client.get(f"{path}/preview").raise_for_status()
@@ -113,15 +138,29 @@ def test_from_upload_to_result(client: httpx.Client, clip: Files, worker: Preten
     assert done["report"]["output"] == "output.mp4"
     result = client.get(f"{path}/result")
     assert result.content == RESULT and result.headers["Content-Type"] == "video/mp4"
-    assert result.headers["Content-Disposition"] == "attachment; filename*=utf-8''Ann%201-synced.mp4"
+    assert (
+        result.headers["Content-Disposition"] == "attachment; filename*=utf-8''Ann%201-synced.mp4"
+    )
     part = client.get(f"{path}/result", headers={"Range": "bytes=5-9"})
     assert (part.status_code, part.content) == (206, RESULT[5:10])
     assert client.get(f"{path}/report").text == "<p>page</p>"
-    for each in ("/docs", "/metrics", "/healthz", "/v1/jobs", path, f"{path}/result", f"{path}/report", "/v1/none"):
-        whole, head = client.get(each), client.head(each)
+    for each in (
+        "/docs",
+        "/metrics",
+        "/healthz",
+        "/v1/jobs",
+        path,
+        f"{path}/result",
+        f"{path}/report",
+        "/v1/none",
+    ):
+        whole = client.get(each)
+        head = client.head(each)
         assert (head.status_code, head.content) == (whole.status_code, b""), each
         names = "content-type", "content-length", "etag"
-        assert [head.headers.get(name) for name in names] == [whole.headers.get(name) for name in names], each
+        assert [head.headers.get(name) for name in names] == [
+            whole.headers.get(name) for name in names
+        ], each
     assert worker.tasks[0].options.preset == "fast"
     assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
     assert client.delete(path).status_code == 204
@@ -129,7 +168,9 @@ def test_from_upload_to_result(client: httpx.Client, clip: Files, worker: Preten
     assert job_files(folder) == [] and client.get("/v1/jobs").json() == []
 
 
-def test_newest_first_with_positions(client: httpx.Client, clip: Files, worker: PretendedWorker) -> None:
+def test_newest_first_with_positions(
+    client: httpx.Client, clip: Files, worker: PretendedWorker
+) -> None:
     first = sent(client, clip)
     until(lambda: worker.tasks)
     waiting = [sent(client, clip) for _ in range(3)]
@@ -165,7 +206,8 @@ def test_key(folder: Path, worker: PretendedWorker, clip: Files) -> None:
     worker.go.set()
     with serving(folder, worker, key="sécret") as (client, _):
         for path in ("/v1/jobs", f"/v1/jobs/{32 * '0'}", "/metrics"):
-            missing, wrong = client.get(path), client.get(path, headers={"Authorization": "Bearer secre"})
+            missing = client.get(path)
+            wrong = client.get(path, headers={"Authorization": "Bearer secre"})
             assert missing.status_code == wrong.status_code == 401
             assert missing.json()["error"].startswith("key: is missing")
         until(lambda: client.get("/healthz").status_code == 200)
@@ -180,15 +222,25 @@ def test_other_sites_are_refused_without_a_key(client: httpx.Client) -> None:
         ({"Host": "evil.example"}, 403),
         ({"Origin": "http://["}, 400),
         ({"Host": "127.0.0.2:8000"}, 200),
-        ({"Host": "127.0.0.1", "X-Forwarded-Host": "dub.example", "Origin": "https://dub.example"}, 200),
+        (
+            {
+                "Host": "127.0.0.1",
+                "X-Forwarded-Host": "dub.example",
+                "Origin": "https://dub.example",
+            },
+            200,
+        ),
     ):
         answer = client.get("/v1/jobs", headers=headers)
         assert answer.status_code == status, headers
         assert status == 200 or list(headers.values())[-1] in answer.json()["error"]
 
 
-def test_an_upload_of_2_gb_that_tells_no_size_is_refused_early(client: httpx.Client, folder: Path) -> None:
-    total_bytes, sent_bytes = 2_000_000_000, 0
+def test_an_upload_of_2_gb_that_tells_no_size_is_refused_early(
+    client: httpx.Client, folder: Path
+) -> None:
+    total_bytes = 2_000_000_000
+    sent_bytes = 0
 
     def body() -> Iterator[bytes]:
         nonlocal sent_bytes
@@ -207,7 +259,9 @@ class Disk:
     """What the service and its ledger find: space, none, or none but that of the reserve."""
 
     def __init__(self, reserve: Path) -> None:
-        self._reserve, self.full, self.tight = reserve, False, False
+        self._reserve = reserve
+        self.full = False
+        self.tight = False
 
     def writing(self, change: Callable[[JobStore, Any], None]) -> Callable[[JobStore, Any], None]:
         def changed(store: JobStore, value: Any) -> None:
@@ -220,9 +274,12 @@ class Disk:
 
 @pytest.fixture
 def disk(folder: Path) -> Iterator[Disk]:
-    found, usage = Disk(folder / "reserve"), shutil.disk_usage(folder.parent)
+    found = Disk(folder / "reserve")
+    usage = shutil.disk_usage(folder.parent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100) if found.full else usage)
+        patch.setattr(
+            shutil, "disk_usage", lambda _: usage._replace(free=100) if found.full else usage
+        )
         for name in ("add", "record", "remove"):
             patch.setattr(JobStore, name, found.writing(getattr(JobStore, name)))
         yield found
@@ -240,9 +297,15 @@ def test_answers_before_the_end_of_an_upload_arrive(
     folder: Path, worker: PretendedWorker, status: int, line: str, header: str
 ) -> None:
     """A close with unread bytes would reset the connection, and clients could lose the answer."""
-    with serving(folder, worker, key=None if status == 403 else "key", max_upload_mb=2) as (client, _):
+    with serving(folder, worker, key=None if status == 403 else "key", max_upload_mb=2) as (
+        client,
+        _,
+    ):
         total_bytes = 3_000_000 if status == 413 else 1_000_000
-        head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\nContent-Length: {total_bytes}\r\n\r\n"
+        head = (
+            f"{line} HTTP/1.1\r\nHost: "
+            f"127.0.0.1\r\n{header}\r\nContent-Length: {total_bytes}\r\n\r\n"
+        )
         with socket.create_connection((client.base_url.host, client.base_url.port)) as sender:
             sender.sendall(head.encode() + bytes(1000))
             answer = HTTPResponse(sender)
@@ -254,7 +317,9 @@ def test_answers_before_the_end_of_an_upload_arrive(
             assert sender.recv(1) == b""
 
 
-def test_a_full_disk_is_survived(folder: Path, worker: PretendedWorker, clip: Files, disk: Disk) -> None:
+def test_a_full_disk_is_survived(
+    folder: Path, worker: PretendedWorker, clip: Files, disk: Disk
+) -> None:
     """From the start on, and while a job runs."""
     disk.full = True
     with serving(folder, worker) as (client, running):
@@ -276,8 +341,11 @@ def test_a_full_disk_is_survived(folder: Path, worker: PretendedWorker, clip: Fi
         assert client.get("/healthz").status_code == 200
 
 
-def test_the_reserve_is_what_the_ledger_gets(client: httpx.Client, clip: Files, folder: Path, disk: Disk) -> None:
-    job, reserve = sent(client, clip), folder / "reserve"
+def test_the_reserve_is_what_the_ledger_gets(
+    client: httpx.Client, clip: Files, folder: Path, disk: Disk
+) -> None:
+    job = sent(client, clip)
+    reserve = folder / "reserve"
     disk.tight = True
     assert client.post(f"/v1/jobs/{job}/cancel").status_code == 202
     assert ended(client, job)["state"] == "canceled"
@@ -292,11 +360,21 @@ def test_names_of_clients_are_never_used(
 ) -> None:
     outside = tmp_path / "evil.mp4"
     worker.go.set()
-    for name in ["../../../evil.mp4", str(outside), "C:\\evil.mp4", "evil.mp4/../../x", "..", "%2e%2e/e.mp4"]:
+    for name in [
+        "../../../evil.mp4",
+        str(outside),
+        "C:\\evil.mp4",
+        "evil.mp4/../../x",
+        "..",
+        "%2e%2e/e.mp4",
+    ]:
         job = sent(client, clip | {"video": (name, clip["video"][1])})
         assert ended(client, job)["state"] == "done"
         video = Path(worker.tasks[-1].video)
-        assert video.parent == folder / "jobs" / job / "inputs" and video.name in ("video", "video.mp4")
+        assert video.parent == folder / "jobs" / job / "inputs" and video.name in (
+            "video",
+            "video.mp4",
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["service"]
     for job in ("%2e%2e", "..%2f..%2fetc", 32 * "Z", f"{32 * '0'}%2fx", "ledger.sqlite"):
         for path in ("", "/result", "/report"):
@@ -305,7 +383,9 @@ def test_names_of_clients_are_never_used(
     assert (folder / "ledger.sqlite").exists()
 
 
-def test_what_cannot_be_used(client: httpx.Client, clip: Files, folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_used(
+    client: httpx.Client, clip: Files, folder: Path, tmp_path: Path
+) -> None:
     """Options, files and forms: nothing is kept of them, and no paths are told."""
     refused = list[tuple[httpx.Response, int, str]]()
     for options, named in (
@@ -328,23 +408,35 @@ def test_what_cannot_be_used(client: httpx.Client, clip: Files, folder: Path, tm
     ):
         refused.append((client.post("/v1/jobs", content=body, headers=FORM), 422, problem))
     for answer, status, words in refused:
-        assert (answer.status_code, words in answer.json()["error"].replace("-", "_")) == (status, True), answer.text
+        assert (answer.status_code, words in answer.json()["error"].replace("-", "_")) == (
+            status,
+            True,
+        ), answer.text
         assert str(folder) not in answer.text and str(secret) not in answer.text
     assert job_files(folder) == [] and client.get("/v1/jobs").json() == []
 
 
-def test_files_of_options_are_uploads(client: httpx.Client, clip: Files, worker: PretendedWorker) -> None:
+def test_files_of_options_are_uploads(
+    client: httpx.Client, clip: Files, worker: PretendedWorker
+) -> None:
     worker.go.set()
     sound = clip["audio"][1]
     files = {"mix": ("m.wav", sound), "speaker_1": ("s.WAV", sound)}
     video = {"video": clip["video"]}
-    for wrong, words in ((clip | files, "audio: was sent, and speaker_1, too"), (video, "audio: is missing")):
+    for wrong, words in (
+        (clip | files, "audio: was sent, and speaker_1, too"),
+        (video, "audio: is missing"),
+    ):
         refused = send(client, wrong)
-        assert (refused.status_code, refused.json()["error"].startswith(words)) == (422, True), refused.text
+        assert (refused.status_code, refused.json()["error"].startswith(words)) == (422, True), (
+            refused.text
+        )
     assert ended(client, sent(client, video | files, options={}))["state"] == "done"
     options = worker.tasks[0].options
     assert Path(str(options.mix)).name == "mix.wav" and worker.tasks[0].audio is None
-    assert [(each.face, Path(each.voice).name) for each in options.speaker] == [(1, "speaker_1.wav")]
+    assert [(each.face, Path(each.voice).name) for each in options.speaker] == [
+        (1, "speaker_1.wav")
+    ]
 
 
 def test_uploads_that_break_off_take_no_place_in_the_queue(
@@ -388,10 +480,15 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
     with serving(folder, worker) as (client, service):
         until(lambda: client.get("/healthz").status_code == 200)
         assert ended(client, sent(client, clip))["state"] == "done"
-        sent_as, stored = "Mr. Ü's video.mp4", folder / "jobs" / (32 * "0") / "inputs" / "video.mp4"
-        worker.run_error = TaskError(f"{stored}: no face; video.mp4 needs one, and no video is without", usage=True)
+        sent_as = "Mr. Ü's video.mp4"
+        stored = folder / "jobs" / (32 * "0") / "inputs" / "video.mp4"
+        worker.run_error = TaskError(
+            f"{stored}: no face; video.mp4 needs one, and no video is without", usage=True
+        )
         failed = ended(client, sent(client, clip | {"video": (sent_as, clip["video"][1])}))
-        assert failed["error"] == f"{sent_as}: no face; {sent_as} needs one, and no video is without"
+        assert (
+            failed["error"] == f"{sent_as}: no face; {sent_as} needs one, and no video is without"
+        )
         until(lambda: service.workers()[0].state == "ready")
         samples = {
             (sample.name, *sample.labels.values()): sample.value
@@ -421,19 +518,26 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
         until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
     left = folder / "jobs" / (32 * "a")  # as an upload that was interrupted leaves it
     left.mkdir()
-    with closing(JobStore(folder / "ledger.sqlite")) as store:  # as services that were killed leave it
+    # as services that were killed leave it
+    with closing(JobStore(folder / "ledger.sqlite")) as store:
         for job in (*[jobs[1]] * 3, *[jobs[2]] * 2):
             store.record(Started(job, worker.name, 1))
     again = PretendedWorker()
     again.go.set()
     with serving(folder, again, keep_hours=1.0) as (client, service):
         interrupted, given_up, killed = (ended(client, job) for job in jobs)
-        assert (interrupted["state"], interrupted["attempts"], killed["state"]) == ("done", 1, "done")
+        assert (interrupted["state"], interrupted["attempts"], killed["state"]) == (
+            "done",
+            1,
+            "done",
+        )
         assert [task.id for task in again.tasks] == [jobs[0], jobs[2]] and not left.exists()
         assert given_up["state"] == "failed" and "died 3 times while it ran" in given_up["error"]
         assert f"{jobs[1]}/inputs" not in job_files(folder)
         service.sweep(killed["ended_s"] + 3700)
-        assert client.get(f"/v1/jobs/{jobs[0]}/result").status_code == 404 and job_files(folder) == []
+        assert (
+            client.get(f"/v1/jobs/{jobs[0]}/result").status_code == 404 and job_files(folder) == []
+        )
 
 
 def test_a_damaged_row_of_the_ledger_fails_its_job_and_the_others_run(
@@ -445,7 +549,9 @@ def test_a_damaged_row_of_the_ledger_fails_its_job_and_the_others_run(
         until(lambda: worker.tasks)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as store, store:
         store.execute("update tasks set task = '{' where id = ?", (jobs[0],))
-        store.execute("update tasks set task = json_set(task, '$.webhook', 'x') where id = ?", (jobs[1],))
+        store.execute(
+            "update tasks set task = json_set(task, '$.webhook', 'x') where id = ?", (jobs[1],)
+        )
     again = PretendedWorker()
     again.go.set()
     with serving(folder, again) as (client, _):

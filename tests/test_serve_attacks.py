@@ -1,4 +1,6 @@
-"""Hostile uploads: each ends in the response that the table says, within the memory that it says."""
+"""Hostile uploads: each ends in the response that the table says, within the memory that it
+says.
+"""
 
 import gzip
 import json
@@ -28,7 +30,8 @@ from tests.serving import PretendedWorker, kill_new_children, serving, until, up
 pytestmark = pytest.mark.integration
 
 MOST_S = 5.0
-LARGEST, MOST_MB = "a picture of 8192 × 4352", 300
+LARGEST = "a picture of 8192 × 4352"
+MOST_MB = 300
 """The one upload that may take more memory, 900 MB."""
 TURNS = b"SPEAKER a 1 0 0.1 <NA> <NA> anna <NA> <NA>"
 Files = dict[str, tuple[str, bytes]]
@@ -36,14 +39,17 @@ Files = dict[str, tuple[str, bytes]]
 
 def png(width: int, height: int) -> bytes:
     """A black picture; a hundredth of a bit for each pixel."""
-    packer, strip, strips = zlib.compressobj(9, wbits=-15), bytes(64 * (1 + 3 * width)), height // 64
+    packer = zlib.compressobj(9, wbits=-15)
+    strip = bytes(64 * (1 + 3 * width))
+    strips = height // 64
     packed = packer.compress(strip) + packer.flush(zlib.Z_FULL_FLUSH)  # which all strips repeat
     checksum = struct.pack(">HH", len(strip) * strips % 65521, 1)
     pixels = b"\x78\x01" + strips * packed + packer.flush() + checksum
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = (b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
     )
 
 
@@ -71,18 +77,49 @@ def options(**values: Any) -> Callable[[Path], Files]:
     return lambda _: {"options": ("", json.dumps(values).encode())}
 
 
-NESTED = {"turns": ("a.rttm", TURNS), "options": ("", b'{"speaker": ' + b"[" * 700 + b"]" * 700 + b"}")}
+NESTED = {
+    "turns": ("a.rttm", TURNS),
+    "options": ("", b'{"speaker": ' + b"[" * 700 + b"]" * 700 + b"}"),
+}
 # What is sent, the status, and a part of the message.
 ATTACKS: dict[str, tuple[Callable[[Path], Files], int, str]] = {
-    "tracks of 2 GB of spaces in gzip": (text("faces", 100 * gzip.compress(b" " * 20_000_000)), 422, "faces"),
-    "tracks of 70 MB of spaces": (text("faces", b" " * 70_000_000), 413, "faces: has more than 64 MB"),
+    "tracks of 2 GB of spaces in gzip": (
+        text("faces", 100 * gzip.compress(b" " * 20_000_000)),
+        422,
+        "faces",
+    ),
+    "tracks of 70 MB of spaces": (
+        text("faces", b" " * 70_000_000),
+        413,
+        "faces: has more than 64 MB",
+    ),
     "tracks nested 100,000 times": (text("faces", b"[" * 100_000), 422, "faces"),
-    "a picture of 16000 × 16000": (lambda _: {"video": ("a.png", png(16_000, 16_000))}, 415, "36 million pixels"),
-    "a small picture, then a large one": (lambda _: {"video": ("a.png", png(64, 64) + png(16_000, 16_000))}, 201, ""),
+    "a picture of 16000 × 16000": (
+        lambda _: {"video": ("a.png", png(16_000, 16_000))},
+        415,
+        "36 million pixels",
+    ),
+    "a small picture, then a large one": (
+        lambda _: {"video": ("a.png", png(64, 64) + png(16_000, 16_000))},
+        201,
+        "",
+    ),
     LARGEST: (lambda _: {"video": ("a.png", png(8192, 4352))}, 201, ""),
-    "seven seconds without stamps": (lambda at: {"video": ("a.mp4", stream(at, "a.h264", 7))}, 422, "longer than 5 s"),
-    "a clock that begins again": (lambda at: {"video": ("a.mp4", 3 * stream(at, "a.ts", 3))}, 422, "longer than 5 s"),
-    "SVG": (video("a.svg", b'<svg xmlns="http://www.w3.org/2000/svg" width="99999" height="99999"/>'), 415, "video"),
+    "seven seconds without stamps": (
+        lambda at: {"video": ("a.mp4", stream(at, "a.h264", 7))},
+        422,
+        "longer than 5 s",
+    ),
+    "a clock that begins again": (
+        lambda at: {"video": ("a.mp4", 3 * stream(at, "a.ts", 3))},
+        422,
+        "longer than 5 s",
+    ),
+    "SVG": (
+        video("a.svg", b'<svg xmlns="http://www.w3.org/2000/svg" width="99999" height="99999"/>'),
+        415,
+        "video",
+    ),
     "offset 1e308": (options(offset=1e308), 422, "offset"),
     "NUL in a path": (options(mix="a\0b"), 422, "mix"),
     "an option of 700 lists within lists": (lambda _: NESTED, 422, "nested"),
@@ -100,15 +137,22 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     worker = PretendedWorker()
     worker.go.set()
-    with serving(tmp_path_factory.mktemp("service"), worker, checks=None, max_clip_s=MOST_S) as (opened, _):
+    with serving(tmp_path_factory.mktemp("service"), worker, checks=None, max_clip_s=MOST_S) as (
+        opened,
+        _,
+    ):
         yield opened
 
 
 class PeakMemory:
-    """Watches the children of this process while its block runs: the memory of each, and how many are new."""
+    """Watches the children of this process while its block runs: the memory of each, and how many
+    are new.
+    """
 
     def __enter__(self) -> "PeakMemory":
-        self.peak_mb, self.most_children, self._ended = 0.0, 0, threading.Event()
+        self.peak_mb = 0.0
+        self.most_children = 0
+        self._ended = threading.Event()
         self._known = {child.pid for child in psutil.Process().children(recursive=True)}
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -141,7 +185,8 @@ def test_hostile_uploads(client: httpx.Client, clip: Files, tmp_path: Path, name
 
 def test_no_more_are_checked_at_once_than_the_pool_takes(clip: Files, tmp_path: Path) -> None:
     picture = {"video": ("a.png", png(2048, 1088))}
-    running, memory = serving(tmp_path, PretendedWorker(), checks=Pool("check", 2, 1.5e9, 120.0)), PeakMemory()
+    running = serving(tmp_path, PretendedWorker(), checks=Pool("check", 2, 1.5e9, 120.0))
+    memory = PeakMemory()
     with running as (client, _), memory, ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: client.post("/v1/jobs", files=clip | picture), range(4)))
     assert {answer.status_code for answer in answers} == {201}
@@ -149,10 +194,12 @@ def test_no_more_are_checked_at_once_than_the_pool_takes(clip: Files, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "most_s", "words"), [(1.0, 60.0, "GB of memory, the most here"), (1e9, 0.0, "takes more than 0 s")]
+    ("most_bytes", "most_s", "words"),
+    [(1.0, 60.0, "GB of memory, the most here"), (1e9, 0.0, "takes more than 0 s")],
 )
 def test_a_check_that_reaches_a_limit_ends(most_bytes: float, most_s: float, words: str) -> None:
-    before, pool = psutil.Process().children(), Pool("check", 1, most_bytes, most_s)
+    before = psutil.Process().children()
+    pool = Pool("check", 1, most_bytes, most_s)
     for _ in range(2):  # of one place
         with pytest.raises(TooLarge, match=words):
             pool.call(time.sleep, 600)
@@ -194,7 +241,10 @@ def test_a_search_has_limits_and_one_that_nobody_wants_leaves_the_queue(
 
 def test_a_check_whose_process_is_killed(clip: Files, tmp_path: Path) -> None:
     known = {child.pid for child in psutil.Process().children()}
-    with serving(tmp_path, PretendedWorker(), checks=None) as (client, _), ThreadPoolExecutor() as pool:
+    with (
+        serving(tmp_path, PretendedWorker(), checks=None) as (client, _),
+        ThreadPoolExecutor() as pool,
+    ):
         for deaths, status in ((2, 503), (1, 201)):
             sent = pool.submit(client.post, "/v1/jobs", files=clip)
             kill_new_children(deaths, known)
@@ -203,7 +253,8 @@ def test_a_check_whose_process_is_killed(clip: Files, tmp_path: Path) -> None:
 
 
 def test_the_65th_upload_at_once_is_refused(clip: Files, tmp_path: Path) -> None:
-    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=x\r\n"
     with serving(tmp_path, PretendedWorker()) as (client, _):
         with ExitStack() as opened:
             for _ in range(64):
@@ -211,7 +262,10 @@ def test_the_65th_upload_at_once_is_refused(clip: Files, tmp_path: Path) -> None
                 opened.enter_context(stalled).sendall(head + b"Content-Length: 99\r\n\r\n")
             until(lambda: len(list((tmp_path / "jobs").glob("*/inputs"))) == 64)
             refused = client.post("/v1/jobs", files=clip)
-            assert (refused.status_code, "uploads: 64 arrive already" in refused.text) == (429, True)
+            assert (refused.status_code, "uploads: 64 arrive already" in refused.text) == (
+                429,
+                True,
+            )
             assert int(refused.headers["Retry-After"]) > 0
             assert client.get("/healthz").is_success
         until(lambda: client.post("/v1/jobs", files=clip).status_code == 201)

@@ -24,7 +24,9 @@ KEY = "a-key-for-this-test"
 OPTIONS = '{"preset": "fast"}'
 
 pytestmark = pytest.mark.integration
-sends_signals = pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+sends_signals = pytest.mark.skipif(
+    os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only"
+)
 
 
 class Command:
@@ -33,13 +35,24 @@ class Command:
     def __init__(self, folder: Path, *words: str) -> None:
         # No pipe for stdout: a child that outlives the service would keep it open.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "latentsync_trt", "serve", "--port", "0", "--folder", str(folder), *words],
+            [
+                sys.executable,
+                "-m",
+                "latentsync_trt",
+                "serve",
+                "--port",
+                "0",
+                "--folder",
+                str(folder),
+                *words,
+            ],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "LATENTSYNC_TRT_API_KEY": KEY},
         )
         assert self.process.stderr is not None
-        self.lines, address = [""], None
+        self.lines = [""]
+        address = None
         while address is None and self.process.poll() is None:  # after log lines of jobs that go on
             self.lines.append(self.process.stderr.readline())
             address = re.match(r"(http://\S+)/docs: ", self.lines[-1])
@@ -47,7 +60,9 @@ class Command:
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()))
         self._reader.start()
         headers = {"Authorization": f"Bearer {KEY}"}
-        self.client = httpx.Client(base_url=address[1], headers=headers, timeout=PATIENCE_S, trust_env=False)
+        self.client = httpx.Client(
+            base_url=address[1], headers=headers, timeout=PATIENCE_S, trust_env=False
+        )
 
     def end(self, number: int) -> tuple[int, list[str]]:
         """Sends a signal; returns the exit code and all lines of stderr."""
@@ -76,7 +91,9 @@ def send(client: httpx.Client, folder: Path, seconds: float) -> str:
     """Submits a clip of so many seconds."""
     video = write_face(folder / "face.mp4", round(25 * seconds))
     files = upload_of(video, write_sound(folder / "speech.wav", seconds))
-    job = client.post("/v1/jobs", files=files, data={"options": OPTIONS, "label": "a\u202eb"}).raise_for_status()
+    job = client.post(
+        "/v1/jobs", files=files, data={"options": OPTIONS, "label": "a\u202eb"}
+    ).raise_for_status()
     return str(job.json()["id"])
 
 
@@ -87,7 +104,11 @@ def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> No
     until(lambda: client.get("/healthz").status_code == 200)
     job = send(client, tmp_path, 0.4)
     done = ended(client, job)
-    assert (done["state"], done["report"]["frames"], done["report"]["provider"]) == ("done", 10, "cpu")
+    assert (done["state"], done["report"]["frames"], done["report"]["provider"]) == (
+        "done",
+        10,
+        "cpu",
+    )
     (tmp_path / "result.mp4").write_bytes(client.get(f"/v1/jobs/{job}/result").content)
     assert len(decoded(tmp_path / "result.mp4")) == 10
     assert "latentsync_frames_total 10.0" in client.get("/metrics").text
@@ -135,7 +156,12 @@ def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
         started.append(Command(tmp_path / "service", *words))
         for job in jobs:
             assert ended(started[1].client, job)["state"] == "done"
-            assert started[1].client.get(f"/v1/jobs/{job}/result", headers={"Range": "bytes=0-9"}).status_code == 206
+            assert (
+                started[1]
+                .client.get(f"/v1/jobs/{job}/result", headers={"Range": "bytes=0-9"})
+                .status_code
+                == 206
+            )
         assert started[1].end(signal.SIGTERM)[0] == 143
     finally:
         cluster.shutdown()

@@ -13,7 +13,13 @@ from latentsync_trt.bench import selftest
 from latentsync_trt.bench.rows import bundle_facts
 from latentsync_trt.bench.selftest import GraphRow, Report
 from latentsync_trt.bundle.find import default_bundle, demo_folder, remembered_choice
-from latentsync_trt.bundle.manifest import FULL_STEP, REQUIRED_GRAPHS, Bundle, manifest_sha256, read_manifest
+from latentsync_trt.bundle.manifest import (
+    FULL_STEP,
+    REQUIRED_GRAPHS,
+    Bundle,
+    manifest_sha256,
+    read_manifest,
+)
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ExportMismatch
@@ -34,7 +40,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
     """The narrow checkpoints under the published names."""
     sources = write_sources(tmp_path_factory.mktemp("published"))
     latentsync = {UNET_FILE: sources.unet.read_bytes(), WHISPER_FILE: sources.whisper.read_bytes()}
-    return {MODEL.name: latentsync, VAE.name: {name: (sources.vae / name).read_bytes() for name in VAE.files}}
+    return {
+        MODEL.name: latentsync,
+        VAE.name: {name: (sources.vae / name).read_bytes() for name in VAE.files},
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -65,21 +74,31 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[ExportOptions]:
 
 @dataclass
 class SelfTest:
-    """Stands for the self-test. `outcomes`: "passes", "fails" or "is slower", by provider; `calls`: provider, bundle
-    and graphs of each."""
+    """Stands for the self-test. `outcomes`: "passes", "fails" or "is slower", by provider; `calls`:
+    provider, bundle and graphs of each.
+    """
 
     outcomes: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[str, str, tuple[str, ...]]] = field(default_factory=list)
 
     def __call__(
-        self, bundle: Bundle, provider: str, options: RuntimeOptions, say: object, graphs: tuple[str, ...]
+        self,
+        bundle: Bundle,
+        provider: str,
+        options: RuntimeOptions,
+        say: object,
+        graphs: tuple[str, ...],
     ) -> Report:
         self.calls.append((provider, bundle.folder.name, graphs))
         outcome = self.outcomes.get(provider, "passes")
-        rows = (GraphRow(FULL_STEP, mean_ms=2.0 if outcome == "is slower" else 1.0, reference_ms=1.0),)
+        rows = (
+            GraphRow(FULL_STEP, mean_ms=2.0 if outcome == "is slower" else 1.0, reference_ms=1.0),
+        )
         stages = {"first start": ("it died",) if outcome == "fails" else ()}
         facts = bundle_facts(bundle.manifest)
-        return Report(provider, provider, facts, (), "cuda", stages, rows, "", notices=(), environment={})
+        return Report(
+            provider, provider, facts, (), "cuda", stages, rows, "", notices=(), environment={}
+        )
 
     @property
     def providers(self) -> list[str]:
@@ -119,8 +138,15 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert default_bundle()[1] == "chosen with `setup --use`"
     bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
     assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync in.mp4 speech.wav"
-    assert self_test.calls == [("cpu", demo_folder().name, tuple(read_manifest(demo_folder()).graphs))] * 2
-    assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
+    assert (
+        self_test.calls
+        == [("cpu", demo_folder().name, tuple(read_manifest(demo_folder()).graphs))] * 2
+    )
+    assert run("--provider", "cpu") == (
+        0,
+        f"{bundle}: is set up, and runs where no --bundle is given\n",
+        "",
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +157,8 @@ def test_the_bundle_says_where_its_weights_come_from(checkpoints: Path) -> None:
     manifest = Bundle.load(checkpoints / f"1.6-{RESOLUTION_PX}-fp32").manifest
     origins = {role: found["origin"] for role, found in manifest.sources.items()}
     assert origins == {"unet": str(MODEL), "vae": str(VAE), "whisper": str(MODEL)}
-    assert not any(entry.forms for entry in manifest.graphs.values())  # this machine runs the portable form
+    # this machine runs the portable form
+    assert not any(entry.forms for entry in manifest.graphs.values())
 
 
 def test_plan_space_and_consent_come_before_anything_is_done(
@@ -139,10 +166,17 @@ def test_plan_space_and_consent_come_before_anything_is_done(
 ) -> None:
     code, out, err = run("--provider", "cpu")
     assert (code, out) == (2, "")
-    for words in (f"download: {MODEL.name}@{MODEL.revision[:7]}: ", "license openrail++", "add --yes"):
+    for words in (
+        f"download: {MODEL.name}@{MODEL.revision[:7]}: ",
+        "license openrail++",
+        "add --yes",
+    ):
         assert words in err
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_600_000_000))  # enough for the bundle
-    assert "GB are needed, 5.60 GB are free; free some space" in run("--provider", "cpu", "--yes")[2]
+    # enough for the bundle
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_600_000_000))
+    assert (
+        "GB are needed, 5.60 GB are free; free some space" in run("--provider", "cpu", "--yes")[2]
+    )
     assert not checkpoints.exists()
     assert {request[0] for request in server.requests} == {"HEAD"}  # whether it can be reached
 
@@ -172,14 +206,24 @@ def test_a_gpu_gets_half_precision_and_is_tested_once(
     [
         ("auto", {}, "tensorrt", (0, "tensorrt")),
         ("auto", {"tensorrt": "fails"}, "tensorrt cuda", (0, "cuda")),
-        ("auto", dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"), "tensorrt cuda cpu", (1, "cpu")),
+        (
+            "auto",
+            dict.fromkeys(("tensorrt", "cuda", "cpu"), "fails"),
+            "tensorrt cuda cpu",
+            (1, "cpu"),
+        ),
         ("tensorrt", {"tensorrt": "fails"}, "tensorrt", (1, "cuda")),
         ("tensorrt", {"tensorrt": "is slower"}, "tensorrt", (0, "cuda")),
     ],
 )
 @pytest.mark.usefixtures("gpus")
 def test_setup_goes_on_until_a_provider_passes_unless_one_is_named(
-    checkpoints: Path, self_test: SelfTest, named: str, outcomes: dict[str, str], tested: str, expected: tuple[int, str]
+    checkpoints: Path,
+    self_test: SelfTest,
+    named: str,
+    outcomes: dict[str, str],
+    tested: str,
+    expected: tuple[int, str],
 ) -> None:
     folder = make_bundle(checkpoints / NAME, "fp16").folder
     self_test.outcomes = outcomes
@@ -188,7 +232,9 @@ def test_setup_goes_on_until_a_provider_passes_unless_one_is_named(
     assert (code, select_provider("auto", bundle_sha256=manifest_sha256(folder)).name) == expected
 
 
-def test_what_failed_or_was_slower_is_not_tested_again(checkpoints: Path, self_test: SelfTest, gpus: list[Gpu]) -> None:
+def test_what_failed_or_was_slower_is_not_tested_again(
+    checkpoints: Path, self_test: SelfTest, gpus: list[Gpu]
+) -> None:
     folder = make_bundle(checkpoints / NAME, "fp16").folder
     self_test.outcomes = {"tensorrt": "is slower", "cuda": "fails", "cpu": "fails"}
     assert run()[0] == 1
@@ -214,5 +260,8 @@ def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub) -> None:
     MODEL_RESOLUTION_PX["1.6"] = 2048
     code, _, err = run("--provider", "cpu", "--yes")
     assert code == 2
-    assert "at 2048 px a step on the CPU takes 8796.09 GB of memory, this machine has " in err and "--model 1.5" in err
+    assert (
+        "at 2048 px a step on the CPU takes 8796.09 GB of memory, this machine has " in err
+        and "--model 1.5" in err
+    )
     assert server.requests == []

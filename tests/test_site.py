@@ -40,7 +40,9 @@ COMPUTED = {"0.64 s", "37 GB"}
 """A window of 16 frames, and a minute of 1080p in float32."""
 
 _BLOCKS = re.compile(r"```.*?```|<!-- table: \w+ -->.*?<!-- /table -->", re.DOTALL)
-_MEASURED = re.compile(r"\d[\d.,]*(?:<!-- \w+ -->)? ?(?:GB|ms|s|seconds|minutes|frames/s|×)(?![\w/])")
+_MEASURED = re.compile(
+    r"\d[\d.,]*(?:<!-- \w+ -->)? ?(?:GB|ms|s|seconds|minutes|frames/s|×)(?![\w/])"
+)
 
 
 ADDRESS = "https://example.org/x/"
@@ -51,7 +53,8 @@ BUILD = "import sys; sys.modules |= dict.fromkeys({absent}); from mkdocs.__main_
 
 def modules_of_other_extras() -> list[str]:
     """What `import` finds here, but not where only the extra `docs` is installed."""
-    left, installed = [("latentsync-trt", "docs"), ("pip", "")], set()
+    left = [("latentsync-trt", "docs"), ("pip", "")]
+    installed = set()
     while left:
         name, extra = left.pop()
         if (name, extra) in installed:
@@ -61,16 +64,21 @@ def modules_of_other_extras() -> list[str]:
             for text in metadata.requires(name) or ():
                 needed = Requirement(text)
                 if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                    left += [(canonicalize_name(needed.name), each) for each in ("", *needed.extras)]
+                    left += [
+                        (canonicalize_name(needed.name), each) for each in ("", *needed.extras)
+                    ]
     names = {name for name, _ in installed}
     modules = metadata.packages_distributions().items()
-    return [module for module, owners in modules if names.isdisjoint(map(canonicalize_name, owners))]
+    return [
+        module for module, owners in modules if names.isdisjoint(map(canonicalize_name, owners))
+    ]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built for an address, as where only the extra `docs` is installed."""
-    folder, absent = tmp_path_factory.mktemp("site"), modules_of_other_extras()
+    folder = tmp_path_factory.mktemp("site")
+    absent = modules_of_other_extras()
     assert "torch" in absent and "mkdocs" not in absent
     command = [sys.executable, "-c", BUILD.format(absent=absent), "build", "--strict", "--quiet"]
     command += ["--site-dir", str(folder)]
@@ -89,44 +97,67 @@ def test_every_option_has_an_anchor_with_its_help(site: Path, options: type) -> 
     page = (site / "options.html").read_text(encoding="utf-8")
     for spec in fields(options):
         pattern = rf'<h4 id="(?:\w+-)?{flag_name(spec.name)[2:]}".*?(?=<h[234] )'
-        entries = [unescape(re.sub(r"<[^>]+>", "", found)) for found in re.findall(pattern, page, re.DOTALL)]
+        entries = [
+            unescape(re.sub(r"<[^>]+>", "", found))
+            for found in re.findall(pattern, page, re.DOTALL)
+        ]
         help_text = re.sub(r"\[default: .*\]$", "", spec.metadata["help"]).replace("`", "")
-        assert any(" ".join(help_text.split()) in " ".join(entry.split()) for entry in entries), spec.name
+        assert any(" ".join(help_text.split()) in " ".join(entry.split()) for entry in entries), (
+            spec.name
+        )
 
 
 def test_every_command_has_a_section_with_its_usage(site: Path) -> None:
     page = (site / "options.html").read_text(encoding="utf-8")
     sections = dict(re.findall(r'<h2 id="of-([\w-]+)"(.*?)(?=<h2 |</article>)', page, re.DOTALL))
     assert set(COMMANDS) < set(sections)
-    assert all(f"latentsync-trt {name.replace('-', ' ')} " in text for name, text in sections.items())
+    assert all(
+        f"latentsync-trt {name.replace('-', ' ')} " in text for name, text in sections.items()
+    )
     assert "--max-gb" in sections["cache-prune"]
 
 
 def test_plots_name_their_hardware_version_and_rows(site: Path) -> None:
     page = (site / "performance.html").read_text(encoding="utf-8")
-    plots = re.findall(r'<figure id="plot-([\w-]+)"><svg .*?</svg>\s*<figcaption>(.*?)</figcaption>', page, re.DOTALL)
+    plots = re.findall(
+        r'<figure id="plot-([\w-]+)"><svg .*?</svg>\s*<figcaption>(.*?)</figcaption>',
+        page,
+        re.DOTALL,
+    )
     assert sorted(name for name, _ in plots) == ["eight-bits", "gpus", "memory", "pytorch", "speed"]
-    assert all(re.search(r"(NVIDIA H|AMD ).*ONNX Runtime 1\..*benchmarks/[\w-]+\.json", text) for _, text in plots)
-    links = re.findall(r'href="(benchmarks/[^"]+)"', page)  # those of the rest of a page are checked by mkdocs
+    assert all(
+        re.search(r"(NVIDIA H|AMD ).*ONNX Runtime 1\..*benchmarks/[\w-]+\.json", text)
+        for _, text in plots
+    )
+    # those of the rest of a page are checked by mkdocs
+    links = re.findall(r'href="(benchmarks/[^"]+)"', page)
     assert links and all((site / link).is_file() for link in links)
 
 
 def test_the_first_page_has_numbers_of_the_rows(site: Path) -> None:
     shown = re.findall(r"<b>([\d.]+)[^<]*</b>", (site / "index.html").read_text(encoding="utf-8"))
-    assert shown == [facts()[name] for name in ("pace_512", "eager_times", "least_512_gb", "gpus_times")]
+    assert shown == [
+        facts()[name] for name in ("pace_512", "eager_times", "least_512_gb", "gpus_times")
+    ]
 
 
 def test_every_page_has_one_title(site: Path) -> None:
     """A wrapped line that begins with # would be another one."""
-    assert [path.name for path in site.glob("*.html") if path.read_text("utf-8").count("<h1") != 1] == []
+    assert [
+        path.name for path in site.glob("*.html") if path.read_text("utf-8").count("<h1") != 1
+    ] == []
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
-    html = "".join(path.read_text(encoding="utf-8").replace(ADDRESS, "") for path in site.rglob("*.html"))
+    html = "".join(
+        path.read_text(encoding="utf-8").replace(ADDRESS, "") for path in site.rglob("*.html")
+    )
     assert set(re.findall(r'<a [^>]*href="https?://([^/"]+)', html)) <= CITED
     assert re.findall(r"<(?:script|link|img|iframe|source|video) [^>]*//[^>]*>", html) == []
     sheets = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
-    assert sheets and not any(re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet) for sheet in sheets)
+    assert sheets and not any(
+        re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet) for sheet in sheets
+    )
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -144,15 +175,23 @@ def test_commands_have_their_options(page: Path) -> None:
         command = main.get_command(click.Context(main), words[0])
         assert command is not None, line
         below = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
-        known = {flag for param in (below or command).params for flag in (*param.opts, *param.secondary_opts)}
-        given = {word.partition("=")[0].rstrip(".,;:)") for word in words if re.match(r"--[a-z]", word)}
+        known = {
+            flag
+            for param in (below or command).params
+            for flag in (*param.opts, *param.secondary_opts)
+        }
+        given = {
+            word.partition("=")[0].rstrip(".,;:)") for word in words if re.match(r"--[a-z]", word)
+        }
         assert given <= known, line
 
 
 @pytest.mark.parametrize("name", HEADLINES)
 def test_first_pages_state_no_other_measured_number(name: str) -> None:
     text = _BLOCKS.sub("", (REPOSITORY / name).read_text(encoding="utf-8"))
-    assert [found for found in _MEASURED.findall(text) if "<!--" not in found and found not in COMPUTED] == []
+    assert [
+        found for found in _MEASURED.findall(text) if "<!--" not in found and found not in COMPUTED
+    ] == []
 
 
 def test_a_page_whose_number_differs_is_corrected() -> None:

@@ -1,4 +1,6 @@
-"""What is heard: pieces of several recordings on one timeline, copied where that is possible, else encoded."""
+"""What is heard: pieces of several recordings on one timeline, copied where that is possible, else
+encoded.
+"""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -12,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.soundtrack import FADE_S, SoundPiece, choose_sound, mixed, open_soundtrack, placed, spliced
+from latentsync_trt.media.soundtrack import (
+    FADE_S,
+    SoundPiece,
+    choose_sound,
+    mixed,
+    open_soundtrack,
+    placed,
+    spliced,
+)
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_parts, write_samples
@@ -28,8 +38,11 @@ STEP_16 = 2.0**-14
 def heard(
     folder: Path, pieces: Pieces, until_s: float, suffix: str = ".mkv", *, lossless: bool = True
 ) -> tuple[Float32Array, int, str, str]:
-    """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
-    output, end_s = folder / f"heard{suffix}", Fraction(until_s)
+    """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and
+    codec.
+    """
+    output = folder / f"heard{suffix}"
+    end_s = Fraction(until_s)
     chosen = choose_sound(pieces, suffix, lossless=lossless)
     with av.open(str(output), "w") as container, open_soundtrack(chosen, container, end_s) as sound:
         container.start_encoding()
@@ -38,7 +51,9 @@ def heard(
         context = opened.streams.audio[0].codec_context
         resampler = av.AudioResampler("flt", context.layout.name)
         frames = [piece for frame in opened.decode(audio=0) for piece in resampler.resample(frame)]
-        samples = np.concatenate([frame.to_ndarray().reshape(-1, context.channels) for frame in frames])
+        samples = np.concatenate(
+            [frame.to_ndarray().reshape(-1, context.channels) for frame in frames]
+        )
         return samples, context.sample_rate, context.layout.name, context.codec.canonical_name
 
 
@@ -48,7 +63,9 @@ def told(pieces: Pieces, suffix: str, *, lossless: bool = False) -> str:
 
 
 def tone(duration_s: float, hz: float = 300, level: float = 0.3) -> Float32Array:
-    return (level * np.sin(2 * np.pi * hz * np.arange(round(duration_s * RATE_HZ)) / RATE_HZ)).astype(np.float32)
+    return (
+        level * np.sin(2 * np.pi * hz * np.arange(round(duration_s * RATE_HZ)) / RATE_HZ)
+    ).astype(np.float32)
 
 
 def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
@@ -81,15 +98,21 @@ def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path:
 
 
 @pytest.mark.parametrize(("suffix", "lossless"), [(".mp4", False), (".mkv", False), (".mov", True)])
-def test_floats_far_above_full_scale_are_softer_not_clipped(tmp_path: Path, suffix: str, lossless: bool) -> None:
+def test_floats_far_above_full_scale_are_softer_not_clipped(
+    tmp_path: Path, suffix: str, lossless: bool
+) -> None:
     """By one factor, also where they could be copied; a little beyond it stays as it is."""
     loud = np.concatenate([tone(0.5, 300, 22), tone(0.5, 300, 2.2)])
-    pieces = (SoundPiece(write_parts(tmp_path / "a.wav", [(0, loud)], codec="pcm_f32le", layout="mono")),)
+    pieces = (
+        SoundPiece(write_parts(tmp_path / "a.wav", [(0, loud)], codec="pcm_f32le", layout="mono")),
+    )
     assert "26.8 dB softer" in told(pieces, suffix, lossless=lossless)
     samples = heard(tmp_path, pieces, 1, suffix, lossless=lossless)[0][:, 0]
     peaks = [np.abs(samples[at : at + 10_000]).max() for at in (5_000, 30_000)]
     assert np.allclose(peaks, [1, 0.1], rtol=0.06)  # FFmpeg's encoder of AAC stays below 0.95
-    usual = write_parts(tmp_path / "b.wav", [(0, tone(1, 300, 1.2))], codec="pcm_f32le", layout="mono")
+    usual = write_parts(
+        tmp_path / "b.wav", [(0, tone(1, 300, 1.2))], codec="pcm_f32le", layout="mono"
+    )
     assert "softer" not in told((SoundPiece(usual),), suffix, lossless=lossless)
 
 
@@ -97,7 +120,9 @@ def test_pieces_are_heard_in_the_richest_format(tmp_path: Path) -> None:
     """Each as loud as in its file, mono on both sides of stereo."""
     mono = write_sound(tmp_path / "mono.wav", 1, rate_hz=16000)
     stereo = write_sound(tmp_path / "stereo.wav", 1, rate_hz=44100, layout="stereo")
-    samples, *found = heard(tmp_path, (SoundPiece(mono), SoundPiece(stereo, Fraction(1))), 2, ".mov")
+    samples, *found = heard(
+        tmp_path, (SoundPiece(mono), SoundPiece(stereo, Fraction(1))), 2, ".mov"
+    )
     assert found == [44100, "stereo", "pcm_s24le"]
     assert abs(len(samples) - 2 * 44100) <= 1
     for part in (samples[100 : 44100 - 100], samples[44100 + 100 : -100]):
@@ -115,8 +140,12 @@ def test_pieces_are_heard_in_the_richest_format(tmp_path: Path) -> None:
         ("9 channels", "", "9 channels"),
     ],
 )
-def test_any_layout_becomes_one_that_players_know(tmp_path: Path, layout: str, aac: str, pcm: str) -> None:
-    """AAC by one of its channel configurations; what no encoder takes is refused before anything is painted."""
+def test_any_layout_becomes_one_that_players_know(
+    tmp_path: Path, layout: str, aac: str, pcm: str
+) -> None:
+    """AAC by one of its channel configurations; what no encoder takes is refused before anything is
+    painted.
+    """
     source = write_sound(tmp_path / "a.wav", 0.5, layout=layout, rate_hz=RATE_HZ, clicks_s=(0.2,))
     assert abs(np.abs(read_audio(source)).argmax() / 16000 - 0.2) < 0.002
     pieces = (SoundPiece(source, to_s=Fraction(2, 5)),)
@@ -124,9 +153,13 @@ def test_any_layout_becomes_one_that_players_know(tmp_path: Path, layout: str, a
         if expected:
             samples, _, found, _ = heard(tmp_path, pieces, 0.4, suffix, lossless=lossless)
             assert found == expected
-            assert (np.abs(samples).max(axis=0) > 0.2).sum() >= min(av.AudioLayout(layout).nb_channels, 2)
+            assert (np.abs(samples).max(axis=0) > 0.2).sum() >= min(
+                av.AudioLayout(layout).nb_channels, 2
+            )
         else:
-            with pytest.raises(MediaError, match=r"a\.wav: its sound .* cannot be encoded as .*ffmpeg -i FILE"):
+            with pytest.raises(
+                MediaError, match=r"a\.wav: its sound .* cannot be encoded as .*ffmpeg -i FILE"
+            ):
                 choose_sound(pieces, suffix, lossless=lossless)
 
 
@@ -134,7 +167,10 @@ def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None
     piece = SoundPiece(write_sound(tmp_path / "a.m4a", 1, codec="aac", rate_hz=RATE_HZ))
     assert told((piece,), ".mp4") == ""
     assert told((SoundPiece(piece.path, Fraction(1, 2)),), ".mp4") == ""
-    for part in (SoundPiece(piece.path, Fraction(-1, 2)), SoundPiece(piece.path, to_s=Fraction(1, 2))):
+    for part in (
+        SoundPiece(piece.path, Fraction(-1, 2)),
+        SoundPiece(piece.path, to_s=Fraction(1, 2)),
+    ):
         assert told((part,), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
 
 
@@ -148,13 +184,19 @@ def blocks(size: int) -> Generator[Float32Array, None, None]:
 
 
 @given(st.lists(st.tuples(times, lengths, lengths, st.integers(20, 400)), min_size=1, max_size=6))
-def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fraction, Fraction, int]]) -> None:
-    rate_hz, nothing = 1000, np.zeros((0, 1), np.float32)
-    tracks, expected = [], np.zeros(20_000, np.float64)
+def test_any_pieces_are_summed_at_their_places(
+    parts: list[tuple[Fraction, Fraction, Fraction, int]],
+) -> None:
+    rate_hz = 1000
+    nothing = np.zeros((0, 1), np.float32)
+    tracks = []
+    expected = np.zeros(20_000, np.float64)
     for at_s, from_s, length_s, size in parts:
         piece = SoundPiece(Path(), at_s, from_s, from_s + length_s)
         tracks.append(placed(blocks(size), piece, 1, rate_hz))
-        alone = np.concatenate([nothing, *placed(blocks(size), replace(piece, at_s=at_s + 5), 1, rate_hz)])
+        alone = np.concatenate(
+            [nothing, *placed(blocks(size), replace(piece, at_s=at_s + 5), 1, rate_hz)]
+        )
         expected[: len(alone)] += alone[:, 0]
         # Half of each ramp is outside: what is cut out is as much as what was asked for.
         if length_s and from_s:
@@ -176,5 +218,8 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     content = bytearray(broken.read_bytes())
     content[-4:] = np.float32(np.nan).tobytes()
     broken.write_bytes(content)
-    with pytest.raises(InputError, match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s"):
+    with pytest.raises(
+        InputError,
+        match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s",
+    ):
         told((SoundPiece(broken),), ".mp4")

@@ -44,7 +44,10 @@ def test_turns_of_every_speaker_in_the_order_of_the_first(tmp_path: Path) -> Non
     [
         ("LEXEME talk 1 1 2 hi x ann", r"talk\.rttm: has no line that begins with SPEAKER"),
         ("# a list\nSPEAKER talk 1 zero 1 <NA> <NA> ann", "line 2 is damaged"),
-        ("SPEAKER a 1 1 2 x x ann\nSPEAKER b 1 1 2 x x ann", r"several recordings \(a, b\); keep the lines of one"),
+        (
+            "SPEAKER a 1 1 2 x x ann\nSPEAKER b 1 1 2 x x ann",
+            r"several recordings \(a, b\); keep the lines of one",
+        ),
     ],
 )
 def test_damaged_files_of_turns_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -55,13 +58,18 @@ def test_damaged_files_of_turns_are_named(tmp_path: Path, text: str, message: st
 def of(audio: str | None, **fields: Any) -> Sound:
     """The speakers of recordings that begin at 2 s."""
     return speakers_of(
-        None if audio is None else Path(audio), lambda path: SoundPiece(path, Fraction(2)), SyncOptions(**fields)
+        None if audio is None else Path(audio),
+        lambda path: SoundPiece(path, Fraction(2)),
+        SyncOptions(**fields),
     )
 
 
 def test_a_recording_for_each_person() -> None:
     tracks = of(None, speaker=("3=a.wav", Speaker(1, "b.wav")))
-    assert tracks.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
+    assert tracks.recordings == (
+        SoundPiece(Path("a.wav"), Fraction(2)),
+        SoundPiece(Path("b.wav"), Fraction(2)),
+    )
     assert tracks.faces == (3, 1)
     assert tracks.speaks(0, Fraction(0))
 
@@ -71,7 +79,9 @@ def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     assert tracks.faces == (0, 1)
     assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
-    assert "person 0 = ann, person 1 = ben; to change that, give --speaker N=NAME" in (tracks.notice or "")
+    assert "person 0 = ann, person 1 = ben; to change that, give --speaker N=NAME" in (
+        tracks.notice or ""
+    )
 
 
 def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
@@ -92,14 +102,25 @@ def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
     [
         ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker exclude each other"),
         (None, {"speaker": ("0=a.wav", "0=b.wav")}, "person 0 has several recordings"),
-        ("a.wav", {"turns": "talk.rttm", "speaker": "0=eve"}, "has no such speaker; it has ann, ben"),
-        ("a.wav", {"turns": "talk.rttm", "face": "left"}, "has several speakers; say with --speaker which person"),
+        (
+            "a.wav",
+            {"turns": "talk.rttm", "speaker": "0=eve"},
+            "has no such speaker; it has ann, ben",
+        ),
+        (
+            "a.wav",
+            {"turns": "talk.rttm", "face": "left"},
+            "has several speakers; say with --speaker which person",
+        ),
     ],
 )
 def test_speakers_that_contradict_each_other(
     tmp_path: Path, audio: str | None, fields: dict[str, Any], message: str
 ) -> None:
-    turns = {"turns": written(tmp_path, ANN_AND_BEN)} if "turns" in fields else {}
+    if "turns" in fields:
+        turns = {"turns": written(tmp_path, ANN_AND_BEN)}
+    else:
+        turns = {}
     with pytest.raises(InputError, match=message) as caught:
         of(audio, **(fields | turns))
     assert caught.value.usage
@@ -108,13 +129,18 @@ def test_speakers_that_contradict_each_other(
 def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
     tracks = Sound((SoundPiece(Path("a.wav"), Fraction(3)),))
     video = Path("clip.mp4")
-    assert span_of(SyncOptions(start=3), tracks, video, Fraction(5)) == Span(Fraction(3), Fraction(5))
-    assert span_of(SyncOptions(start=3, end="0:09"), tracks, video, Fraction(5)) == Span(Fraction(3), Fraction(9))
+    assert span_of(SyncOptions(start=3), tracks, video, Fraction(5)) == Span(
+        Fraction(3), Fraction(5)
+    )
+    assert span_of(SyncOptions(start=3, end="0:09"), tracks, video, Fraction(5)) == Span(
+        Fraction(3), Fraction(9)
+    )
     assert span_of(SyncOptions(), tracks, video, Fraction(5)) == Span()
 
 
 def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
-    video, end_s = tmp_path / "clip.mp4", Fraction(12)
+    video = tmp_path / "clip.mp4"
+    end_s = Fraction(12)
     video.touch()
     late, early = (Sound((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
     assert notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s) == [
@@ -124,4 +150,5 @@ def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
         "the first 0.5 s of the speech are cut, before 3 s (--start)"
     ]
     own = Sound((SoundPiece(video),))
-    assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []  # heard around the part, too
+    # heard around the part, too
+    assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []

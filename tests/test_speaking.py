@@ -1,4 +1,6 @@
-"""Who speaks: found from mouths and voices, kept in tracks files, and painted with one recording."""
+"""Who speaks: found from mouths and voices, kept in tracks files, and painted with one
+recording.
+"""
 
 import json
 from collections.abc import Callable
@@ -58,7 +60,8 @@ SLOW = waves(0.9, 0.03, 0), waves(0.8, 0.03, 1), waves(1, 0.03, 2), waves(0.9, 0
 
 def mouth(person: int, *parts: tuple[float, tuple[Curve, ...]], start_s: float = 0.0) -> Mouth:
     """What a mouth does, and until when, one after another."""
-    pieces, at_s = [], start_s
+    pieces = []
+    at_s = start_s
     for end_s, curves in parts:
         times_s = np.arange(round(at_s * FPS), round(end_s * FPS)) / FPS
         pieces.append((times_s, np.column_stack([curve(times_s) for curve in curves])))
@@ -77,14 +80,41 @@ NO_LANDMARKS = Mouth(0, np.arange(100) / FPS, np.full((100, 4), np.nan))
 @pytest.mark.parametrize(
     ("mouths", "shots_s", "voice", "expected"),
     [
-        ([mouth(0, (3, TALKS), (6, RESTS)), mouth(1, (3, RESTS), (6, TALKS))], [0], ALWAYS, [(0, 0, 3), (1, 3, 6)]),
-        ([mouth(0, (6, TALKS)), mouth(1, (3, CHEWS), (6, SMILES)), mouth(2, (6, SLOW))], [0], ALWAYS, [(0, 0, 6)]),
-        ([mouth(0, (6, TALKS))], [0], heard((1, 2.4), (3, 5)), [(0, 1, 2.4), (0, 3, 5)]),  # mute without a voice
-        ([mouth(0, (6, SMILES)), mouth(1, (6, RESTS))], [0], ALWAYS, [(None, 0, 6)]),  # a voice from outside
-        ([mouth(0, (2, RESTS), (5, TALKS), (6, RESTS)), mouth(1, (6, SLOW))], [0], None, [(0, 2, 5)]),  # no sound
-        ([mouth(0, (3, TALKS)), mouth(0, (6, RESTS), start_s=3)], [0, 3], ALWAYS, [(0, 0, 3), (None, 3, 6)]),  # a cut
         (
-            [mouth(0, (2.5, TALKS), (2.7, RESTS), (5, TALKS)), mouth(1, (2.5, RESTS), (2.7, TALKS), (5, RESTS))],
+            [mouth(0, (3, TALKS), (6, RESTS)), mouth(1, (3, RESTS), (6, TALKS))],
+            [0],
+            ALWAYS,
+            [(0, 0, 3), (1, 3, 6)],
+        ),
+        (
+            [mouth(0, (6, TALKS)), mouth(1, (3, CHEWS), (6, SMILES)), mouth(2, (6, SLOW))],
+            [0],
+            ALWAYS,
+            [(0, 0, 6)],
+        ),
+        # mute without a voice
+        ([mouth(0, (6, TALKS))], [0], heard((1, 2.4), (3, 5)), [(0, 1, 2.4), (0, 3, 5)]),
+        # a voice from outside
+        ([mouth(0, (6, SMILES)), mouth(1, (6, RESTS))], [0], ALWAYS, [(None, 0, 6)]),
+        # no sound
+        (
+            [mouth(0, (2, RESTS), (5, TALKS), (6, RESTS)), mouth(1, (6, SLOW))],
+            [0],
+            None,
+            [(0, 2, 5)],
+        ),
+        # a cut
+        (
+            [mouth(0, (3, TALKS)), mouth(0, (6, RESTS), start_s=3)],
+            [0, 3],
+            ALWAYS,
+            [(0, 0, 3), (None, 3, 6)],
+        ),
+        (
+            [
+                mouth(0, (2.5, TALKS), (2.7, RESTS), (5, TALKS)),
+                mouth(1, (2.5, RESTS), (2.7, TALKS), (5, RESTS)),
+            ],
             [0],
             ALWAYS,
             [(0, 0, 5)],  # the other one only for a moment
@@ -93,7 +123,10 @@ NO_LANDMARKS = Mouth(0, np.arange(100) / FPS, np.full((100, 4), np.nan))
     ],
 )
 def test_who_speaks(
-    mouths: list[Mouth], shots_s: list[float], voice: Voice | None, expected: list[tuple[int | None, float, float]]
+    mouths: list[Mouth],
+    shots_s: list[float],
+    voice: Voice | None,
+    expected: list[tuple[int | None, float, float]],
 ) -> None:
     found = speakers(mouths, shots_s, voice)
     assert [one.person for one in found] == [person for person, _, _ in expected], found
@@ -109,7 +142,11 @@ def test_of_two_moving_mouths_the_one_that_opens_with_the_sound_speaks() -> None
 
     def moving(person: int, curve: Curve) -> Mouth:
         values = curve(times_s)
-        return Mouth(person, times_s, np.column_stack([0.02 * values, -0.02 * values, 0.02 * values, 0.05 * values]))
+        return Mouth(
+            person,
+            times_s,
+            np.column_stack([0.02 * values, -0.02 * values, 0.02 * values, 0.05 * values]),
+        )
 
     mouths = [moving(0, late), moving(1, opening)]
     for own, person in ((opening, 1), (late, 0)):
@@ -117,7 +154,9 @@ def test_of_two_moving_mouths_the_one_that_opens_with_the_sound_speaks() -> None
         assert [one.person for one in speakers(mouths, [0], voice)] == [person]
 
 
-def test_a_mouth_keeps_its_values_where_the_head_moves(detector: MediaPipeDetector, tmp_path: Path) -> None:
+def test_a_mouth_keeps_its_values_where_the_head_moves(
+    detector: MediaPipeDetector, tmp_path: Path
+) -> None:
     (face,) = detector.detect(decoded(write_face(tmp_path / "face.mp4", 1))[0])
     assert face.landmarks is not None
     turned = face.landmarks @ np.array([[0.7, 0.2], [-0.1, 1.3]], np.float32) + np.float32(40)
@@ -130,15 +169,22 @@ def from_left(tracks: Tracks) -> list[int]:
     return [one.person for one in sorted(tracks.spans, key=lambda span: span.rows[0, 1])]
 
 
-def test_of_two_mouths_that_move_alike_syncnet_decides(detector: MediaPipeDetector, tmp_path: Path) -> None:
-    """The small graph sees how light a face is and hears how loud the sound is: one face flickers with the sound."""
+def test_of_two_mouths_that_move_alike_syncnet_decides(
+    detector: MediaPipeDetector, tmp_path: Path
+) -> None:
+    """The small graph sees how light a face is and hears how loud the sound is: one face flickers
+    with the sound.
+    """
     speech = read_audio(SPEECH)[:46400]
     loud = cepstra_of([speech])[::4, 0]
     light = np.interp(loud, (loud.min(), loud.max()), (0.5, 1.1))[:70, None, None, None]
     frames = np.array([*half(together([260.0] * len(light), [780.0] * len(light)))])
     frames[:, :, :260] = np.clip(frames[:, :, :260] * light, 0, 255)
-    video, network = tmp_path / "pair.mkv", SyncNet(write_means(tmp_path / "syncnet.onnx"))
-    write_pictures(video, frames, lossless=True, audio=write_samples(tmp_path / "speech.wav", speech, 16000))
+    video = tmp_path / "pair.mkv"
+    network = SyncNet(write_means(tmp_path / "syncnet.onnx"))
+    write_pictures(
+        video, frames, lossless=True, audio=write_samples(tmp_path / "speech.wav", speech, 16000)
+    )
     tracks, _ = analyze(video, detector)
     for numbers in ((0, 1), (1, 0)):  # else one of them might have been taken anyhow
         moving = mouth(0, (3, TALKS)).shapes[: len(tracks.spans[0].rows)]
@@ -148,18 +194,21 @@ def test_of_two_mouths_that_move_alike_syncnet_decides(detector: MediaPipeDetect
         assert {one.person for one in found.speaks or ()} == {from_left(talking)[0]}
 
 
-A, B = 0, 1
+A = 0
+B = 1
 
 
 @pytest.mark.parametrize(
     ("speaks", "shots_s", "speech_s", "expected", "nobody_s"),
     [
-        ([(A, 0, 3), (B, 3.2, 6)], [0], [(0, 2.8), (3, 6)], {A: [(0, 3)], B: [(2.8, 6.2)]}, []),  # change in a pause
+        # change in a pause
+        ([(A, 0, 3), (B, 3.2, 6)], [0], [(0, 2.8), (3, 6)], {A: [(0, 3)], B: [(2.8, 6.2)]}, []),
         ([(A, 0, 3), (B, 3.2, 6)], [0], [(0, 6)], {A: [(0, 3.12)], B: [(3.12, 6.2)]}, []),
         ([(A, 0, 2)], [0], [(0, 5)], {A: [(0, 5.2)]}, []),  # the rest of a shot to its last speaker
         ([(A, 0, 2)], [0, 4], [(0, 6)], {A: [(0, 4)]}, [(4, 6)]),  # but not across a cut
         ([(A, 4, 6)], [0], [(1, 6)], {A: [(3.4, 6.2)]}, [(1, 3.4)]),  # before anybody speaks
-        ([(A, 0, 2), (None, 2.5, 5)], [0], [(0, 2), (3, 5)], {A: [(0, 2.2)]}, [(3, 5)]),  # a voice from outside
+        # a voice from outside
+        ([(A, 0, 2), (None, 2.5, 5)], [0], [(0, 2), (3, 5)], {A: [(0, 2.2)]}, [(3, 5)]),
     ],
 )
 def test_whose_the_speech_of_a_dub_is(
@@ -169,19 +218,32 @@ def test_whose_the_speech_of_a_dub_is(
     expected: dict[int, list[tuple[float, float]]],
     nobody_s: list[tuple[float, float]],
 ) -> None:
-    turns, nobody = dubbed([Speaks(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s)
-    found = {person: [tuple(map(float, times)) for times in one.spans_s] for person, one in turns.items()}
-    assert found == {person: [pytest.approx(times, abs=0.041) for times in spans] for person, spans in expected.items()}
+    turns, nobody = dubbed(
+        [Speaks(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s
+    )
+    found = {
+        person: [tuple(map(float, times)) for times in one.spans_s] for person, one in turns.items()
+    }
+    assert found == {
+        person: [pytest.approx(times, abs=0.041) for times in spans]
+        for person, spans in expected.items()
+    }
     assert nobody == [pytest.approx(times, abs=0.041) for times in nobody_s]
 
 
 def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
     tracks = Tracks(
-        CLIP, (0.0,), (span(0, 0), span(3, 0)), (Speaks(3, 0.0, 1.5), Speaks(None, 1.5, 2.0), Speaks(0, 2, 4))
+        CLIP,
+        (0.0,),
+        (span(0, 0), span(3, 0)),
+        (Speaks(3, 0.0, 1.5), Speaks(None, 1.5, 2.0), Speaks(0, 2, 4)),
     )
     path = save_tracks(tracks, tmp_path / "tracks.json")
     assert read_tracks(path).speaks == tracks.speaks
-    assert read_tracks(save_tracks(replace(tracks, speaks=None), tmp_path / "older.json")).speaks is None
+    assert (
+        read_tracks(save_tracks(replace(tracks, speaks=None), tmp_path / "older.json")).speaks
+        is None
+    )
     saved = json.loads(path.read_text("utf-8"))
     assert saved["unseen_speaks"] == [[1.5, 2.0]]
     assert [person["speaks"] for person in saved["people"]] == [[[2, 4]], [[0.0, 1.5]]]
@@ -194,15 +256,20 @@ def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two people beside one another, without sound, whose mouths rest."""
-    return write_video(tmp_path_factory.mktemp("pair") / "pair.mkv", half(together([260.0] * 23, [780.0] * 23)))
+    return write_video(
+        tmp_path_factory.mktemp("pair") / "pair.mkv", half(together([260.0] * 23, [780.0] * 23))
+    )
 
 
 QUICK = SyncOptions(steps=1, guidance=1.0, codec="ffv1", face="speaking", silence="model")
 
 
 def changed(source: Path, result: Path) -> dict[str, list[int]]:
-    """The frames in which the left and the right half were painted; the source may go back from its end."""
-    shown, painted = decoded(source), decoded(result)
+    """The frames in which the left and the right half were painted; the source may go back from its
+    end.
+    """
+    shown = decoded(source)
+    painted = decoded(result)
     pairs = list(zip(shown + shown[-2::-1], painted, strict=False))
     halves = {"left": np.s_[:, :260], "right": np.s_[:, 260:]}
     return {
@@ -222,8 +289,14 @@ def test_who_speaks_in_edited_tracks_is_painted(
     speech = write_sound(tmp_path / "speech.wav", 1.8)
     report = lip_sync.sync(pair, speech, tmp_path / "out.mkv", options)
     frames = changed(pair, tmp_path / "out.mkv")
-    assert frames == {"left": [*range(15, 21), *range(24, 30)], "right": [*range(15), *range(30, 45)]}
-    assert any("nobody is painted in 0.1 s of the speech, from 0.8 s on" in notice for notice in report.notices)
+    assert frames == {
+        "left": [*range(15, 21), *range(24, 30)],
+        "right": [*range(15), *range(30, 45)],
+    }
+    assert any(
+        "nobody is painted in 0.1 s of the speech, from 0.8 s on" in notice
+        for notice in report.notices
+    )
 
 
 def test_nobody_of_several_speaks(pair: Path, lip_sync: LipSync, tmp_path: Path) -> None:
@@ -245,8 +318,12 @@ def test_what_excludes_whoever_speaks(
 ) -> None:
     with pytest.raises(InputError, match="exclude each other"):
         replace(QUICK, turns="talk.rttm")
-    options = replace(QUICK, faces=save_tracks(analyze(pair, detector)[0], tmp_path / "tracks.json"))
-    with pytest.raises(InputError, match=r"tracks\.json does not say who speaks; write it anew") as caught:
+    options = replace(
+        QUICK, faces=save_tracks(analyze(pair, detector)[0], tmp_path / "tracks.json")
+    )
+    with pytest.raises(
+        InputError, match=r"tracks\.json does not say who speaks; write it anew"
+    ) as caught:
         lip_sync.sync(pair, write_sound(tmp_path / "speech.wav", 1), tmp_path / "out.mkv", options)
     assert caught.value.usage
 
@@ -265,12 +342,19 @@ def test_faces_shows_who_speaks(assets: Path, detector: MediaPipeDetector, tmp_p
 
 
 @pytest.mark.slow
-def test_held_out_dialogues_are_assigned_as_measured(assets: Path, detector: MediaPipeDetector, tmp_path: Path) -> None:
-    cast, right, wrong, frames = Cast(assets, detector), 0, 0, 0
+def test_held_out_dialogues_are_assigned_as_measured(
+    assets: Path, detector: MediaPipeDetector, tmp_path: Path
+) -> None:
+    cast = Cast(assets, detector)
+    right = 0
+    wrong = 0
+    frames = 0
     for number, dialogue in enumerate(HELD_OUT):
         written = compose(cast, dialogue, tmp_path / f"{number}.mp4")
         tracks, _ = with_speakers(written.path, analyze(written.path, detector)[0])
         found = score(written, tracks)
-        right, wrong, frames = right + found[0], wrong + found[1], frames + found[2]
+        right = right + found[0]
+        wrong = wrong + found[1]
+        frames = frames + found[2]
     assert right >= 0.95 * frames
     assert wrong <= 0.02 * frames

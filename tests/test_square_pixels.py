@@ -1,4 +1,6 @@
-"""Videos with non-square pixels: the network gets an undistorted face, and it is pasted back in the same way."""
+"""Videos with non-square pixels: the network gets an undistorted face, and it is pasted back in the
+same way.
+"""
 
 from fractions import Fraction
 from pathlib import Path
@@ -20,9 +22,13 @@ from tests.pictures import applied, changed_pixels
 ASPECTS = [Fraction(64, 45), Fraction(2), Fraction(45, 64)]
 RESOLUTION = 256
 FACE_PSNR_DB = 32.0
-"""The stored picture has down to half of the columns; interpolation to it and back leaves this much."""
+"""The stored picture has down to half of the columns; interpolation to it and back leaves this
+much.
+"""
 PATCH_LEVELS = 6.0
-"""Mean difference of the patches within their soft edges; 20 and more if pixels are taken for square."""
+"""Mean difference of the patches within their soft edges; 20 and more if pixels are taken for
+square.
+"""
 SOFT_EDGE_PX = 10
 
 
@@ -41,14 +47,18 @@ def found(frame: UInt8Array, aspect: Fraction, detector: MediaPipeDetector) -> A
 
 
 @pytest.mark.parametrize("aspect", ASPECTS, ids=str)
-def test_face_and_patch_are_those_of_square_pixels(detector: MediaPipeDetector, aspect: Fraction) -> None:
+def test_face_and_patch_are_those_of_square_pixels(
+    detector: MediaPipeDetector, aspect: Fraction
+) -> None:
     frame = first_person(1)[0]
     stored = squeezed(frame, aspect)
-    upright, other = found(frame, Fraction(1), detector), found(stored, aspect, detector)
+    upright = found(frame, Fraction(1), detector)
+    other = found(stored, aspect, detector)
     assert cv2.PSNR(upright.image, other.image) > FACE_PSNR_DB
     painted = (255 - upright.image).astype(np.uint16) * np.uint16(257)
     patch = composite(frame, upright, painted)
-    wanted, changed = applied(frame, patch), changed_pixels(frame, patch).astype(np.uint8)
+    wanted = applied(frame, patch)
+    changed = changed_pixels(frame, patch).astype(np.uint8)
     made = applied(stored, composite(stored, other, painted))
     unsqueezed = cv2.resize(made, (frame.shape[1], frame.shape[0]), interpolation=cv2.INTER_LINEAR)
     inside = cv2.erode(changed, np.ones((2 * SOFT_EDGE_PX + 1,) * 2, np.uint8)) > 0
@@ -69,6 +79,8 @@ def test_a_run_reads_the_aspect_of_the_video(tmp_path: Path, lip_sync: LipSync) 
 
     sound = write_sound(tmp_path / "speech.wav", 0.12)
     helpers = Helpers(Watching())
-    report = lip_sync.sync(anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), helpers=helpers)
+    report = lip_sync.sync(
+        anamorphic, sound, tmp_path / "out.mp4", SyncOptions(steps=1), helpers=helpers
+    )
     assert report.frames_with_face == 3
     assert seen == [(480, 480, 3)]

@@ -37,7 +37,10 @@ class HeldSteps:
     """The denoiser's steps, of which the second one waits for `go`."""
 
     def __init__(self, step: Callable[..., None]) -> None:
-        self.count, self.waits, self.go, self._step = 0, threading.Event(), threading.Event(), step
+        self.count = 0
+        self.waits = threading.Event()
+        self.go = threading.Event()
+        self._step = step
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         self.count += 1
@@ -60,7 +63,8 @@ def left_behind(lip_sync: LipSync, tmp_path: Path) -> Iterator[None]:
     lip_sync.warm_up(QUICK)
     before = set(threading.enumerate())
     yield
-    of_networks = {thread for thread in threading.enumerate() if "of painting" in thread.name}  # which stay
+    # which stay
+    of_networks = {thread for thread in threading.enumerate() if "of painting" in thread.name}
     assert set(threading.enumerate()) - of_networks <= before
     assert list(tmp_path.iterdir()) == []
 
@@ -69,13 +73,19 @@ class Watching:
     """A detector that always finds a face at one place; calls `act` at one of its frames."""
 
     def __init__(self, act: Callable[[], object], at: int = 36) -> None:
-        self._act, self._left = act, at
+        self._act = act
+        self._left = at
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         self._left -= 1
         if self._left == 0:
             self._act()
-        return [Face(np.array([180, 170, 300, 330], np.float32), np.array([[200, 200], [280, 200], [240, 250]]))]
+        return [
+            Face(
+                np.array([180, 170, 300, 330], np.float32),
+                np.array([[200, 200], [280, 200], [240, 250]]),
+            )
+        ]
 
 
 def fail(*_: object) -> None:
@@ -88,7 +98,9 @@ class Failing:
     enhance = fail
 
 
-@pytest.mark.parametrize("helpers", [Helpers(Watching(fail, 3)), Helpers(enhancer=Failing())], ids=["face", "compose"])
+@pytest.mark.parametrize(
+    "helpers", [Helpers(Watching(fail, 3)), Helpers(enhancer=Failing())], ids=["face", "compose"]
+)
 @pytest.mark.usefixtures("left_behind")
 def test_an_error_in_a_stage_reaches_the_caller(
     lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path, helpers: Helpers
@@ -104,16 +116,24 @@ def test_an_error_in_a_callback_reaches_the_caller(
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         lip_sync.sync(
-            *clip, tmp_path / "out.mp4", QUICK, on_progress=lambda step: fail() if step.stage == stage else None
+            *clip,
+            tmp_path / "out.mp4",
+            QUICK,
+            on_progress=lambda step: fail() if step.stage == stage else None,
         )
 
 
 def test_frames_are_prepared_while_networks_run(
     lip_sync: LipSync, long: tuple[Path, Path], tmp_path: Path, steps: HeldSteps
 ) -> None:
-    """Those of the second window while the first is denoised: networks that wait for frames waste a GPU."""
-    detector, options = Watching(steps.go.set), SyncOptions(steps=2, guidance=1.0, codec="ffv1")
-    assert lip_sync.sync(*long, tmp_path / "out.mkv", options, helpers=Helpers(detector)).windows == 3
+    """Those of the second window while the first is denoised: networks that wait for frames waste a
+    GPU.
+    """
+    detector = Watching(steps.go.set)
+    options = SyncOptions(steps=2, guidance=1.0, codec="ffv1")
+    assert (
+        lip_sync.sync(*long, tmp_path / "out.mkv", options, helpers=Helpers(detector)).windows == 3
+    )
 
 
 @pytest.mark.usefixtures("left_behind")
@@ -126,7 +146,8 @@ def test_an_error_before_painting_is_told_though_networks_run(
         raise RuntimeError("the detector failed")
 
     with pytest.raises(RuntimeError, match="the detector failed"):
-        options, helpers = SyncOptions(steps=2, guidance=1.0), Helpers(Watching(fail))
+        options = SyncOptions(steps=2, guidance=1.0)
+        helpers = Helpers(Watching(fail))
         lip_sync.sync(*long, tmp_path / "out.mp4", options, helpers=helpers)
 
 
@@ -141,7 +162,9 @@ def test_a_canceled_clip_ends_within_a_step(
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        lip_sync.sync(*clip, tmp_path / "out.mp4", SyncOptions(steps=100, guidance=1.0), on_progress=cancel)
+        lip_sync.sync(
+            *clip, tmp_path / "out.mp4", SyncOptions(steps=100, guidance=1.0), on_progress=cancel
+        )
     assert steps.count < 20  # of 100
 
 
@@ -150,7 +173,8 @@ def test_a_clip_of_which_nothing_is_painted_yet_can_be_canceled(
     lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """As one of 1000 frames/s, of which hundreds are read before the first window is complete."""
-    told, canceled = list[Progress](), threading.Event()
+    told = list[Progress]()
+    canceled = threading.Event()
 
     def cancel(step: Progress) -> None:
         told.extend([step] if step.stage == "painting first frames" else [])

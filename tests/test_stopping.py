@@ -1,4 +1,6 @@
-"""Stopping a command: at any moment it ends in time, says so, and leaves neither files nor processes behind."""
+"""Stopping a command: at any moment it ends in time, says so, and leaves neither files nor
+processes behind.
+"""
 
 import json
 import os
@@ -28,7 +30,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0
 """Only ends hangs; an idle machine takes less than two seconds."""
 
-BAR, CTRL_C = "━", "\x03"
+BAR = "━"
+CTRL_C = "\x03"
 MESSAGE = "interrupted; unfinished files were removed\n"
 
 
@@ -43,7 +46,8 @@ def hangup_not_ignored() -> Iterator[None]:
 @contextmanager
 def running(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
     """Python with arguments; a test that fails leaves no process behind either."""
-    words, pipes = [sys.executable, *map(str, arguments)], dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    words = [sys.executable, *map(str, arguments)]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(words, text=True, cwd=REPOSITORY, **pipes) as process:
         try:
             yield process
@@ -72,8 +76,12 @@ def stopped(process: "subprocess.Popen[str]", kind: signal.Signals) -> tuple[int
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize(("how", "kind", "code"), [("python", signal.SIGINT, 130), ("failing", signal.SIGHUP, 129)])
-def test_the_first_signal_leaves_nothing_behind(tmp_path: Path, how: str, kind: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "kind", "code"), [("python", signal.SIGINT, 130), ("failing", signal.SIGHUP, 129)]
+)
+def test_the_first_signal_leaves_nothing_behind(
+    tmp_path: Path, how: str, kind: signal.Signals, code: int
+) -> None:
     with waiting(tmp_path, how) as process:
         assert stopped(process, kind) == (code, "", "stopping…\n" + MESSAGE)
     assert list(tmp_path.iterdir()) == []
@@ -123,9 +131,17 @@ def handles_signals(pid: int) -> bool:
 
 
 def test_the_installed_command_handles_signals_first() -> None:
-    assert '"latentsync_trt.__main__:main"' in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    code = "import sys, latentsync_trt.__main__; print([n for n in ('numpy', 'click', 'rich') if n in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert '"latentsync_trt.__main__:main"' in (REPOSITORY / "pyproject.toml").read_text(
+        encoding="utf-8"
+    )
+    code = (
+        "import sys, latentsync_trt.__main__; print([n for "
+        "n in ('numpy', 'click', 'rich') if n in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "[]"
+    )
 
 
 # In a terminal, where bars are shown
@@ -162,11 +178,15 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_face(folder / "clip.mp4", 5)
     (folder / "long.gif").write_bytes(gif(480, 20_000))
     write_sound(folder / "long.wav", 0.4)
-    (folder / "jobs.csv").write_text("video,audio,output\nclip.mp4,long.wav,a.mp4\nclip.mp4,long.wav,b.mp4\n")
+    (folder / "jobs.csv").write_text(
+        "video,audio,output\nclip.mp4,long.wav,a.mp4\nclip.mp4,long.wav,b.mp4\n"
+    )
     return folder
 
 
-@pytest.mark.parametrize(("line", "shown", "last"), STOPPED, ids=[line.split()[0] for line, *_ in STOPPED])
+@pytest.mark.parametrize(
+    ("line", "shown", "last"), STOPPED, ids=[line.split()[0] for line, *_ in STOPPED]
+)
 def test_ctrl_c_leaves_a_sentence_and_no_bar(clips: Path, line: str, shown: str, last: str) -> None:
     words = [str(small_bundle()) if word == "SMALL" else word for word in line.split()]
     before = set(clips.glob(f"{PREFIX}*"))

@@ -79,7 +79,10 @@ def made(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("url", "name"),
-    [("https://host/..%2F..%2Fetc", "_.._etc"), ("s3://bucket/" + "ä" * 300 + ".mp4", "ä" * 56 + ".mp4")],
+    [
+        ("https://host/..%2F..%2Fetc", "_.._etc"),
+        ("s3://bucket/" + "ä" * 300 + ".mp4", "ä" * 56 + ".mp4"),
+    ],
 )
 def test_names_of_fetched_files(url: str, name: str) -> None:
     assert remote_files.name_of(url) == name
@@ -101,7 +104,9 @@ def test_s3_there_and_back(s3: Any, made: Path, tmp_path: Path) -> None:
     assert s3.ls(f"{BUCKET}/there", refresh=True) == [f"{BUCKET}/there/clip.mp4"]
 
 
-def test_s3_that_refuses(s3: Any, http: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_that_refuses(
+    s3: Any, http: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": http})
     denied = r"\(PermissionError Access Denied\); check address, credentials"
     with pytest.raises(OutputError, match=rf"^s3://b/forbidden.mp4: cannot be written {denied}"):
@@ -114,7 +119,10 @@ LARGE_BYTES = 110 * 2**20
 """Uploaded in three parts."""
 
 
-UPLOAD = "import sys; from latentsync_trt.batch.remote_files import *; deliver(Path(sys.argv[1]), sys.argv[2])"
+UPLOAD = (
+    "import sys; from latentsync_trt.batch.remote_files "
+    "import *; deliver(Path(sys.argv[1]), sys.argv[2])"
+)
 
 
 def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
@@ -125,11 +133,15 @@ def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
         child.kill()
     assert not remote_files.exists(url)
     for upload in uploads(s3):
-        s3.call_s3("abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+        s3.call_s3(
+            "abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"]
+        )
 
 
 def uploads(s3: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
+    found: list[dict[str, Any]] = s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get(
+        "Uploads", []
+    )
     return found
 
 
@@ -145,7 +157,9 @@ def test_http_is_read(http: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["forbidden", "cut"])
 def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: str) -> None:
-    with pytest.raises(MediaError, match=rf"^{http}/{name}.mp4: cannot be read \(.*\); check address") as caught:
+    with pytest.raises(
+        MediaError, match=rf"^{http}/{name}.mp4: cannot be read \(.*\); check address"
+    ) as caught:
         remote_files.fetch(f"{http}/{name}.mp4?{SECRET}", tmp_path)
     assert "geheim" not in str(caught.value)
 
@@ -165,7 +179,9 @@ def test_a_store_without_whole_writes_gets_a_rename(made: Path) -> None:
 
 @pytest.fixture
 def uploaded(s3: Any, tmp_path: Path) -> str:
-    """A bundle on the S3 server: threads that read one file of fsspec's memory share its position."""
+    """A bundle on the S3 server: threads that read one file of fsspec's memory share its
+    position.
+    """
     s3.put(str(make_bundle(tmp_path / "small").folder), f"{BUCKET}/bundles/", recursive=True)
     return f"s3://{BUCKET}/bundles/small"
 
@@ -174,7 +190,9 @@ def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path) -
     with ThreadPoolExecutor(3) as pool:
         folder, *others = pool.map(fetch_bundle, [uploaded] * 3, [tmp_path / "cache"] * 3)
     assert others == [folder] * 2
-    assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "small").iterdir()}
+    assert {path.name for path in folder.iterdir()} == {
+        path.name for path in (tmp_path / "small").iterdir()
+    }
     weights = next(folder.glob("*.weights"))
     weights.write_bytes(b"damaged")
     assert fetch_bundle(uploaded, tmp_path / "cache") == folder
@@ -186,7 +204,9 @@ def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> 
     weights = next(name for name in s3.find(f"{BUCKET}/bundles") if name.endswith(".weights"))
     content = s3.cat(weights)
     s3.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(its SHA-256 differs\).*; upload the bundle again$"):
+    with pytest.raises(
+        BundleError, match=rf"^{uploaded}: .*\(its SHA-256 differs\).*; upload the bundle again$"
+    ):
         fetch_bundle(uploaded, tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: cannot be read"):

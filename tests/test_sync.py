@@ -1,4 +1,6 @@
-"""Clips through the whole pipeline on small networks, and everything that can be wrong with them."""
+"""Clips through the whole pipeline on small networks, and everything that can be wrong with
+them.
+"""
 
 import json
 import weakref
@@ -30,7 +32,9 @@ pytestmark = pytest.mark.integration
 
 QUICK = SyncOptions(steps=2, cache_interval=2)
 UNTOUCHED_DB = 38.0
-"""PSNR of unchanged pixels after one encode at crf 16; a second encode or a color shift costs more."""
+"""PSNR of unchanged pixels after one encode at crf 16; a second encode or a color shift costs
+more.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,9 @@ def word(folder: Path) -> Path:
     return write_sound(folder / "word.wav", 0.2)
 
 
-def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+def test_paints_the_mouth_and_nothing_else(
+    lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path
+) -> None:
     seen: list[Progress] = []
     report = lip_sync.sync(face_clip, speech, tmp_path / "out.mp4", QUICK, on_progress=seen.append)
     assert (report.frames, report.frames_with_face, report.windows) == (20, 20, 2)
@@ -67,27 +73,36 @@ def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, s
     once = [progress for progress, _ in groupby(seen)]  # repeated while nothing is written
     assert once == [*start, *written, Progress("finishing", 20, 20)]
     assert 0 < report.opened_s == report.startup_s < report.wall_s - report.finish_s
-    before, after = decoded(face_clip), decoded(tmp_path / "out.mp4")
+    before = decoded(face_clip)
+    after = decoded(tmp_path / "out.mp4")
     assert len(after) == 20
     for own, new in zip(before, after, strict=True):
         assert cv2.PSNR(own[:120], new[:120]) > UNTOUCHED_DB  # hair and background
         assert cv2.PSNR(own[430:], new[430:]) > UNTOUCHED_DB  # the suit
-        assert np.abs(own[220:290, 190:290].astype(int) - new[220:290, 190:290]).mean() > 10  # the mouth
+        # the mouth
+        assert np.abs(own[220:290, 190:290].astype(int) - new[220:290, 190:290]).mean() > 10
     assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
 
 
 def runs(report: SyncReport) -> Counter[str]:
-    return Counter({time.graph: time.runs for time in report.engines if time.graph.startswith("denoise_step")})
+    return Counter(
+        {time.graph: time.runs for time in report.engines if time.graph.startswith("denoise_step")}
+    )
 
 
-def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
-    full, cached = "denoise_step", "denoise_step_cached"
+def test_steps_run_as_the_options_say(
+    lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path
+) -> None:
+    full = "denoise_step"
+    cached = "denoise_step_cached"
     wanted = [
         (SyncOptions(steps=4), {full: 2, cached: 2}),
         (SyncOptions(steps=3, cache_interval=(0, 1)), {full: 2, cached: 1}),
     ]
     lip_sync.warm_up(wanted[0][0])  # both graphs: opened later, their runs would be counted anew
-    before = runs(lip_sync.sync(face_clip, word, tmp_path / "bare.mp4", replace(QUICK, guidance=1.0)))
+    before = runs(
+        lip_sync.sync(face_clip, word, tmp_path / "bare.mp4", replace(QUICK, guidance=1.0))
+    )
     assert (before["denoise_step_unguided"], before["denoise_step_unguided_cached"]) == (1, 1)
     for number, (options, steps) in enumerate(wanted):
         report = lip_sync.sync(face_clip, word, tmp_path / f"{number}.mp4", options)
@@ -99,11 +114,14 @@ def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: 
 def test_lossless_keeps_every_other_pixel_and_frames_without_a_face(
     lip_sync: LipSync, speech: Path, tmp_path: Path
 ) -> None:
-    clip, mouth = write_face(tmp_path / "gap.mp4", 20, blank=range(6, 9)), np.s_[220:290, 190:290]
+    clip = write_face(tmp_path / "gap.mp4", 20, blank=range(6, 9))
+    mouth = np.s_[220:290, 190:290]
     report = lip_sync.sync(clip, speech, tmp_path / "out.mkv", replace(QUICK, codec="ffv1"))
     assert (report.frames, report.frames_with_face, report.windows) == (20, 17, 2)
     rows = np.r_[0:120, 430:480]
-    for index, (own, new) in enumerate(zip(decoded(clip), decoded(tmp_path / "out.mkv"), strict=True)):
+    for index, (own, new) in enumerate(
+        zip(decoded(clip), decoded(tmp_path / "out.mkv"), strict=True)
+    ):
         assert np.array_equal(own[rows], new[rows])
         assert np.array_equal(own[mouth], new[mouth]) == (index in range(6, 9))
 
@@ -118,30 +136,41 @@ def test_lossless_keeps_every_other_pixel_and_frames_without_a_face(
         ("video", 3, 0.001, 3),
     ],
 )
-def test_length(lip_sync: LipSync, tmp_path: Path, length: Length, own: int, audio_s: float, frames: int) -> None:
-    clip, sound = write_face(tmp_path / "clip.mp4", own, halved=True), write_sound(tmp_path / "speech.wav", audio_s)
+def test_length(
+    lip_sync: LipSync, tmp_path: Path, length: Length, own: int, audio_s: float, frames: int
+) -> None:
+    clip = write_face(tmp_path / "clip.mp4", own, halved=True)
+    sound = write_sound(tmp_path / "speech.wav", audio_s)
     options = SyncOptions(steps=1, guidance=1.0, length=length)
     report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", options)
     assert (report.frames, report.frames_with_face, report.windows) == (frames, frames, 1)
     assert len(decoded(tmp_path / "out.mp4")) == frames
     with av.open(str(tmp_path / "out.mp4")) as container:
         stream = container.streams.audio[0]
-        assert float(stream.duration * stream.time_base) <= frames / 25 + 0.07  # an AAC frame of 16 kHz lasts 64 ms
+        # an AAC frame of 16 kHz lasts 64 ms
+        assert float(stream.duration * stream.time_base) <= frames / 25 + 0.07
 
 
 @pytest.mark.parametrize("fps", ["source", "25"])
-def test_the_frame_rate_is_the_source_s_or_25(lip_sync: LipSync, word: Path, tmp_path: Path, fps: Fps) -> None:
+def test_the_frame_rate_is_the_source_s_or_25(
+    lip_sync: LipSync, word: Path, tmp_path: Path, fps: Fps
+) -> None:
     clip = write_face(tmp_path / "fast.mp4", 10, fps=50)
     report = lip_sync.sync(clip, word, tmp_path / "out.mp4", replace(QUICK, fps=fps))
     step, windows = (2, 1) if fps == "25" else (1, 2)  # at 50/s, of two interleaved streams
     assert (report.frames, report.windows, report.duration_s) == (10 // step, windows, 0.2)
-    before, after = decoded(clip), decoded(tmp_path / "out.mp4")
-    assert all(cv2.PSNR(before[step * i][:120], after[i][:120]) > UNTOUCHED_DB for i in range(10 // step))
+    before = decoded(clip)
+    after = decoded(tmp_path / "out.mp4")
+    assert all(
+        cv2.PSNR(before[step * i][:120], after[i][:120]) > UNTOUCHED_DB for i in range(10 // step)
+    )
     with av.open(str(tmp_path / "out.mp4")) as container:
         assert container.streams.video[0].average_rate == 50 // step
 
 
-def test_a_detector_and_noise_can_be_given(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
+def test_a_detector_and_noise_can_be_given(
+    lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path
+) -> None:
     points = np.array([[200, 200], [280, 200], [240, 250]], np.float32)
 
     class Fixed:
@@ -152,15 +181,21 @@ def test_a_detector_and_noise_can_be_given(lip_sync: LipSync, face_clip: Path, w
 
     noise = np.zeros((1, 4, 1, LATENT_SIDE, LATENT_SIDE), np.float32)
     options = SyncOptions(steps=1)
-    report = lip_sync.sync(face_clip, word, tmp_path / "a.mp4", options, helpers=Helpers(Fixed(), noise=noise))
+    report = lip_sync.sync(
+        face_clip, word, tmp_path / "a.mp4", options, helpers=Helpers(Fixed(), noise=noise)
+    )
     assert report.frames_with_face == 5
     with pytest.raises(InputError, match="noise"):
-        lip_sync.sync(face_clip, word, tmp_path / "b.mp4", options, helpers=Helpers(noise=noise[..., 1:]))
+        lip_sync.sync(
+            face_clip, word, tmp_path / "b.mp4", options, helpers=Helpers(noise=noise[..., 1:])
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
 
 
 class Scripted:
-    """A detector that finds one face per frame, at the place with the script's next number; none for None."""
+    """A detector that finds one face per frame, at the place with the script's next number; none
+    for None.
+    """
 
     def __init__(self, places: list[int | None]) -> None:
         self._places = iter(places)
@@ -170,7 +205,8 @@ class Scripted:
         if place is None:
             return []
         points = np.array([[50, 40], [90, 40], [70, 65]], np.float32)
-        box, shift = np.array([30, 10, 80, 65], np.float32), np.array([55 * place, 0], np.float32)
+        box = np.array([30, 10, 80, 65], np.float32)
+        shift = np.array([55 * place, 0], np.float32)
         return [Face(box + np.tile(shift, 2), points + shift)]
 
 
@@ -193,7 +229,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], int]:
         made.append(weakref.ref(face.image))
         return face
 
-    places = {"media.reader.LazyRgb": WatchedRgb, "sync.faces.LazyRgb": WatchedRgb, "sync.faces.crop": watched_crop}
+    places = {
+        "media.reader.LazyRgb": WatchedRgb,
+        "sync.faces.LazyRgb": WatchedRgb,
+        "sync.faces.crop": watched_crop,
+    }
     for name, watch in places.items():
         monkeypatch.setattr(f"latentsync_trt.{name}", watch)
     return lambda kind: sum(isinstance(ref(), kind) for ref in made)
@@ -209,7 +249,8 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("at_once", "room", "places", "most"),
     [
-        # What is gathered, waits for each network, and is painted; a window; what is held back and waits elsewhere.
+        # What is gathered, waits for each network, and is painted; a window; what is held back and
+        # waits elsewhere.
         (1, None, [0] * 144, 5 * WINDOW_FRAMES + WINDOW_FRAMES + 45),
         (4, None, [0] * 17 + [None] * 400, 5 * 4 * WINDOW_FRAMES + WINDOW_FRAMES + 45),
         (4, 80, [None] * 20 + [0] * 16 + [None] * 60, 80),
@@ -219,12 +260,19 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 @pytest.mark.usefixtures("room")
 def test_memory_does_not_grow_with_length(
-    tmp_path: Path, watched: Callable[[type], int], at_once: int, places: list[int | None], most: int
+    tmp_path: Path,
+    watched: Callable[[type], int],
+    at_once: int,
+    places: list[int | None],
+    most: int,
 ) -> None:
-    clip = write_video(tmp_path / "clip.mp4", [*numbered(1, *SIZE)] * 8)  # without cuts, which would end tracks
+    # without cuts, which would end tracks
+    clip = write_video(tmp_path / "clip.mp4", [*numbered(1, *SIZE)] * 8)
     sound = write_sound(tmp_path / "speech.wav", len(places) / 25)
     counts: list[tuple[int, int]] = []
-    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=at_once > 1)) as lip_sync:
+    with LipSync.from_bundle(
+        small_bundle(), "cpu", RuntimeOptions(low_memory=at_once > 1)
+    ) as lip_sync:
         report = lip_sync.sync(
             clip,
             sound,
@@ -233,25 +281,42 @@ def test_memory_does_not_grow_with_length(
             helpers=Helpers(Scripted(places)),
             on_progress=lambda _: counts.append((watched(LazyRgb), watched(np.ndarray))),
         )
-    assert (report.frames, report.frames_with_face) == (len(places), len(places) - places.count(None))
+    assert (report.frames, report.frames_with_face) == (
+        len(places),
+        len(places) - places.count(None),
+    )
     assert report.windows <= len(places) / WINDOW_FRAMES + sum(map(ne, places, places[1:]))
     pictures, faces = map(max, zip(*counts, strict=True))
     assert most < len(places)
-    assert 4 < pictures <= most + 2  # the one that is written, and that of the source which is shown again
+    # the one that is written, and that of the source which is shown again
+    assert 4 < pictures <= most + 2
     assert 2 < faces <= most
 
 
 @pytest.mark.parametrize("room", [0], indirect=True)
 @pytest.mark.usefixtures("room")
 def test_a_clip_whose_frames_barely_fit_in_memory_is_the_same(
-    lip_sync: LipSync, three_windows: tuple[Path, Path], three_windows_synced: UInt8Array, tmp_path: Path
+    lip_sync: LipSync,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: UInt8Array,
+    tmp_path: Path,
 ) -> None:
     lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
 
 
 def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None:
-    words = ["sync", str(face_clip), str(word), "-o", str(tmp_path / "o.mp4"), "--steps", "1", "--json", "--bundle"]
+    words = [
+        "sync",
+        str(face_clip),
+        str(word),
+        "-o",
+        str(tmp_path / "o.mp4"),
+        "--steps",
+        "1",
+        "--json",
+        "--bundle",
+    ]
     result = CliRunner().invoke(main, [*words, str(small_bundle())])
     assert (result.exit_code, result.stderr) == (0, "")
     report = json.loads(result.stdout)

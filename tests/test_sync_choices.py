@@ -1,4 +1,6 @@
-"""Options of `sync` that say what is synced and what is heard, through the whole pipeline on small networks."""
+"""Options of `sync` that say what is synced and what is heard, through the whole pipeline on small
+networks.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +27,18 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """clip.mkv: 16 frames with clicks at 0.12 and 0.5 s; voice.wav and mix.wav with clicks at 0.05 and 0.15 s."""
+    """clip.mkv: 16 frames with clicks at 0.12 and 0.5 s; voice.wav and mix.wav with clicks at 0.05
+    and 0.15 s.
+    """
     made = tmp_path_factory.mktemp("choices")
     own = write_sound(made / "own.wav", 0.64, clicks_s=(0.12, 0.5))
     write_pictures(made / "clip.mkv", half(first_person(16)), lossless=True, audio=own)
     write_sound(made / "voice.wav", 0.24, clicks_s=(0.05,))
     write_sound(made / "mix.wav", 0.24, clicks_s=(0.15,))
-    two = (np.hstack(pair) for pair in zip(half(first_person(16)), half(second_person(16)), strict=True))
+    two = (
+        np.hstack(pair)
+        for pair in zip(half(first_person(16)), half(second_person(16)), strict=True)
+    )
     write_pictures(made / "two.mkv", two, lossless=True)
     return made
 
@@ -42,7 +49,9 @@ def painted(before: Path, after: Path, place: tuple[slice, slice] = MOUTH) -> li
     return [number for number, (own, new) in enumerate(pairs) if (own[place] != new[place]).any()]
 
 
-def run(lip_sync: LipSync, folder: Path, output: Path, audio: str | None = "voice.wav", **fields: Any) -> SyncReport:
+def run(
+    lip_sync: LipSync, folder: Path, output: Path, audio: str | None = "voice.wav", **fields: Any
+) -> SyncReport:
     recording = None if audio is None else folder / audio
     return lip_sync.sync(folder / "clip.mkv", recording, output, replace(QUICK, **fields))
 
@@ -56,17 +65,24 @@ def test_only_the_part_is_synced_and_around_it_the_clip_is_heard(
     assert np.allclose(click_times(tmp_path / "out.mkv"), (0.12, 0.29, 0.5), atol=0.002)
 
 
-def test_a_mix_is_heard_and_the_voice_moves_the_lips(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+def test_a_mix_is_heard_and_the_voice_moves_the_lips(
+    lip_sync: LipSync, folder: Path, tmp_path: Path
+) -> None:
     run(lip_sync, folder, tmp_path / "a.mkv")
     run(lip_sync, folder, tmp_path / "b.mkv", mix=folder / "mix.wav")
     assert np.allclose(click_times(tmp_path / "b.mkv"), (0.15,), atol=0.002)
-    assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
+    assert np.array_equal(
+        np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv"))
+    )
 
 
-LEFT, RIGHT = np.s_[:, :240], np.s_[:, 240:]
+LEFT = np.s_[:, :240]
+RIGHT = np.s_[:, 240:]
 
 
-def two(lip_sync: LipSync, folder: Path, output: Path, audio: Path | None, **fields: Any) -> SyncReport:
+def two(
+    lip_sync: LipSync, folder: Path, output: Path, audio: Path | None, **fields: Any
+) -> SyncReport:
     return lip_sync.sync(folder / "two.mkv", audio, output, replace(QUICK, **fields))
 
 
@@ -88,7 +104,11 @@ def test_faces_are_painted_in_their_turns(
     assert any("person 0 = ann, person 1 = ben" in notice for notice in report.notices)
     assert report.quality is not None and [lips.person for lips in report.quality.lips] == [0, 1]
     spans = analyze(folder / "two.mkv", detector)[0].spans
-    ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 240) == 0 else (RIGHT, LEFT)
+    ann, ben = (
+        (LEFT, RIGHT)
+        if next(span.person for span in spans if span.rows[0, 1] < 240) == 0
+        else (RIGHT, LEFT)
+    )
     # Each turn has a margin of 0.2 s.
     assert painted(folder / "two.mkv", tmp_path / "out.mkv", ann) == list(range(6))
     assert painted(folder / "two.mkv", tmp_path / "out.mkv", ben) == list(range(8, 16))
@@ -122,5 +142,13 @@ def test_saved_tracks_are_used_instead_of_a_search(
     two(lip_sync, folder, tmp_path / "a.mkv", folder / "voice.wav", face="index:1")
     saved = save_tracks(analyze(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
     options = replace(QUICK, face="index:1", faces=saved)
-    lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, helpers=Helpers(Blind()))
-    assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
+    lip_sync.sync(
+        folder / "two.mkv",
+        folder / "voice.wav",
+        tmp_path / "b.mkv",
+        options,
+        helpers=Helpers(Blind()),
+    )
+    assert np.array_equal(
+        np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv"))
+    )

@@ -1,4 +1,6 @@
-"""The sync measure, on gaps whose mouth is known; tests/test_demo_pictures.py has what it sees of drawn mouths."""
+"""The sync measure, on gaps whose mouth is known; tests/test_demo_pictures.py has what it sees of
+drawn mouths.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from latentsync_trt.measure.lips import Curves, agreement, closed_rate, score
 from latentsync_trt.media.demo_clip import spoken_mouth
 
 MOUTH = spoken_mouth()
-GAPS = (0.025 + 0.2 * MOUTH.opening + np.random.default_rng(5).uniform(0, 0.01, len(MOUTH.opening))).astype(np.float32)
+GAPS = (
+    0.025 + 0.2 * MOUTH.opening + np.random.default_rng(5).uniform(0, 0.01, len(MOUTH.opening))
+).astype(np.float32)
 """As FaceMesh measures them on the mouth of the built-in sentence."""
 
 
@@ -35,7 +39,9 @@ def test_frames_without_a_face_are_left_out() -> None:
 
 def test_labels_of_moments_agree_with_the_plot() -> None:
     """Where lips never touch, or always, no frame is called the other."""
-    gaps = np.array([0.02, 0.12, 0.1, 0.08, 0.06, 0.02, 0.03, 0.02, np.nan, np.nan, 0.09, 0.03], np.float32)
+    gaps = np.array(
+        [0.02, 0.12, 0.1, 0.08, 0.06, 0.02, 0.03, 0.02, np.nan, np.nan, 0.09, 0.03], np.float32
+    )
     moments = choose_moments(Curves(gaps, np.zeros((len(gaps), 3), np.float32)))
     assert [(index, text.partition("\n")[2]) for index, text in moments.items()] == [
         (1, "wide"), (2, "wide"), (4, "wide"), (7, "shut"), (11, "shut")

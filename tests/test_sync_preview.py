@@ -36,12 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     late = np.concatenate([np.zeros(round(BEFORE_S * RATE_HZ), np.float32), sentence])
     write_samples(made / "late.wav", late[: round(1.4 * RATE_HZ)], RATE_HZ)
     write_sound(made / "none.wav", 1.4)
-    write_pictures(made / "clip.mkv", half(first_person(35)), lossless=True, audio=made / "late.wav")
+    write_pictures(
+        made / "clip.mkv", half(first_person(35)), lossless=True, audio=made / "late.wav"
+    )
     return made
 
 
-def run(lip_sync: LipSync, folder: Path, output: Path, audio: str = "late.wav", **fields: Any) -> SyncReport:
-    return lip_sync.sync(folder / "clip.mkv", folder / audio, output, replace(QUICK, silence="closed", **fields))
+def run(
+    lip_sync: LipSync, folder: Path, output: Path, audio: str = "late.wav", **fields: Any
+) -> SyncReport:
+    return lip_sync.sync(
+        folder / "clip.mkv", folder / audio, output, replace(QUICK, silence="closed", **fields)
+    )
 
 
 def times_of(path: Path) -> list[Fraction]:
@@ -75,17 +81,24 @@ def test_pictures_and_sound_from_the_first_speech_on_are_those_of_the_whole_run(
 def test_frames_of_another_rate_begin_with_one_of_the_whole_run(
     lip_sync: LipSync, folder: Path, tmp_path: Path
 ) -> None:
-    video, fps = tmp_path / "slow.mkv", Fraction(30000, 1001)
+    video = tmp_path / "slow.mkv"
+    fps = Fraction(30000, 1001)
     write_pictures(video, half(first_person(40)), lossless=True, fps=fps)
     lip_sync.sync(video, folder / "late.wav", tmp_path / "a.mkv", replace(QUICK, preview_s=0.3))
     sources = [frame[:60].tobytes() for frame in decoded(video)]
     first = sources.index(decoded(tmp_path / "a.mkv")[0][:60].tobytes())
     written = [frame[:60].tobytes() for frame in decoded(tmp_path / "a.mkv")]
     assert written == sources[first : first + 9]
-    assert np.allclose([float(time_s) for time_s in times_of(tmp_path / "a.mkv")], np.arange(9) / float(fps), atol=1e-3)
+    assert np.allclose(
+        [float(time_s) for time_s in times_of(tmp_path / "a.mkv")],
+        np.arange(9) / float(fps),
+        atol=1e-3,
+    )
 
 
-def test_without_speech_it_begins_at_the_beginning_and_says_so(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+def test_without_speech_it_begins_at_the_beginning_and_says_so(
+    lip_sync: LipSync, folder: Path, tmp_path: Path
+) -> None:
     report = run(lip_sync, folder, tmp_path / "out.mkv", "none.wav", preview_s=0.4)
     assert report.frames == 10
     assert "a preview of at most 0.4 s without speech, from 0 s (--preview)" in report.notices
@@ -94,7 +107,15 @@ def test_without_speech_it_begins_at_the_beginning_and_says_so(lip_sync: LipSync
 def test_the_command_names_its_file_and_takes_3_s_by_default(folder: Path, tmp_path: Path) -> None:
     video = tmp_path / "clip.mkv"
     video.write_bytes((folder / "clip.mkv").read_bytes())
-    words = ["sync", str(video), str(folder / "late.wav"), "--bundle", small_bundle(), "--provider", "cpu"]
+    words = [
+        "sync",
+        str(video),
+        str(folder / "late.wav"),
+        "--bundle",
+        small_bundle(),
+        "--provider",
+        "cpu",
+    ]
     result = CliRunner().invoke(main, [*words, "--steps", "1", "--guidance", "1", "--preview"])
     assert (result.exit_code, (tmp_path / "clip-preview.mp4").is_file()) == (0, True), result.output
     assert "a preview of at most 3 s" in result.stderr

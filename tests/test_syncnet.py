@@ -1,4 +1,6 @@
-"""SyncNet: cepstra and scores against slow, straightforward ones, its graph against PyTorch, and what commands show."""
+"""SyncNet: cepstra and scores against slow, straightforward ones, its graph against PyTorch, and
+what commands show.
+"""
 
 import json
 import math
@@ -35,18 +37,23 @@ SAME_CEPSTRA = 1e-4
 
 
 def ran(checkpoints: Path, *arguments: str | Path) -> Result:
-    return CliRunner(env={CHECKPOINTS_VARIABLE: str(checkpoints)}).invoke(main, [*map(str, arguments)])
+    return CliRunner(env={CHECKPOINTS_VARIABLE: str(checkpoints)}).invoke(
+        main, [*map(str, arguments)]
+    )
 
 
 # Cepstra
 
 
 def slow_cepstra(samples: Float32Array) -> Float32Array:
-    """`python_speech_features.mfcc(samples, 16000)` without its last, padded window, term by term."""
+    """`python_speech_features.mfcc(samples, 16000)` without its last, padded window, term by
+    term.
+    """
     signal = [samples[0], *(samples[1:] - 0.97 * samples[:-1])]
     mels = [step * 2595 * math.log10(1 + 8000 / 700) / 27 for step in range(28)]
     edges = [int(513 * 700 * (10 ** (mel / 2595) - 1) / 16000) for mel in mels]
-    eps, found = float(np.finfo(np.float64).eps), []
+    eps = float(np.finfo(np.float64).eps)
+    found = []
     for start in range(0, len(signal) - 400 + 1, 160):
         power = np.abs(np.fft.rfft(signal[start : start + 400], 512)) ** 2 / 512
         bands = []
@@ -56,7 +63,10 @@ def slow_cepstra(samples: Float32Array) -> Float32Array:
             bands.append(math.log(rising + falling or eps))
         row = []
         for order in range(13):
-            total = sum(band * math.cos(math.pi * order * (2 * at + 1) / 52) for at, band in enumerate(bands))
+            total = sum(
+                band * math.cos(math.pi * order * (2 * at + 1) / 52)
+                for at, band in enumerate(bands)
+            )
             scale = math.sqrt((1 if order == 0 else 2) / 26)
             row.append(total * scale * (1 + 11 * math.sin(math.pi * order / 22)))
         row[0] = math.log(power.sum() or eps)
@@ -86,24 +96,34 @@ def test_cepstra_are_those_of_python_speech_features() -> None:
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With random weights, as `export --syncnet` writes it, where other commands look for it."""
     folder = tmp_path_factory.mktemp("syncnet")
-    result = ran(folder / "checkpoints", "export", "--syncnet", write_weights(folder / "syncnet_v2.model"))
+    result = ran(
+        folder / "checkpoints", "export", "--syncnet", write_weights(folder / "syncnet_v2.model")
+    )
     assert result.exit_code == 0, result.output
     target = folder / "checkpoints" / SYNCNET_FILE
-    said = re.fullmatch(rf"{target}: SyncNet, within (\S+) of PyTorch; other weights than .*\n", result.stdout)
+    said = re.fullmatch(
+        rf"{target}: SyncNet, within (\S+) of PyTorch; other weights than .*\n", result.stdout
+    )
     assert said is not None
     assert 0 < float(said[1]) < SAME_AS_PYTORCH
     return target
 
 
 def test_the_graph_embeds_windows_as_pytorch_does(graph: Path) -> None:
-    """Faces as OpenCV reads them, in BGR, and of levels up to 255; also more windows than at export."""
+    """Faces as OpenCV reads them, in BGR, and of levels up to 255; also more windows than at
+    export.
+    """
     rng = np.random.default_rng(5)
     views = rng.integers(0, 256, (7, *VIEW_SIZE_PX, 3)).astype(np.uint8)
     cepstra = rng.normal(0, 10, (4 * 5 + 16, 13)).astype(np.float32)
     network = load_syncnet(graph.parent.parent / "syncnet_v2.model")
     assert sum(parameter.numel() for parameter in network.parameters()) == 13_631_616
-    faces = torch.stack([torch.tensor(views[at : at + 5, ..., ::-1].copy()).permute(3, 0, 1, 2) for at in range(3)])
-    steps = torch.stack([torch.tensor(cepstra[4 * at : 4 * at + 20].T.copy())[None] for at in range(5)])
+    faces = torch.stack(
+        [torch.tensor(views[at : at + 5, ..., ::-1].copy()).permute(3, 0, 1, 2) for at in range(3)]
+    )
+    steps = torch.stack(
+        [torch.tensor(cepstra[4 * at : 4 * at + 20].T.copy())[None] for at in range(5)]
+    )
     with torch.inference_mode():
         expected = network(faces.float(), steps)
     opened = SyncNet(graph)
@@ -116,7 +136,9 @@ def test_the_graph_embeds_windows_as_pytorch_does(graph: Path) -> None:
 def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     weights = random_weights()
     del weights["netfclip.3.bias"]
-    with pytest.raises(CheckpointError, match=r"w: not SyncNet's weights .*Missing key.*netfclip\.3\.bias"):
+    with pytest.raises(
+        CheckpointError, match=r"w: not SyncNet's weights .*Missing key.*netfclip\.3\.bias"
+    ):
         load_syncnet(write_weights(tmp_path / "w", weights))
     with pytest.raises(BundleError, match=r"vae_encoder\.onnx: is not SyncNet; make it with"):
         SyncNet(small_bundle() / "vae_encoder.onnx")
@@ -128,12 +150,15 @@ CODES = np.random.default_rng(6).normal(0, 1, (400, EMBEDDING)).astype(np.float3
 
 
 class Numbered:
-    """A network whose lips show the number in their picture, and whose speech says that of its first cepstrum; both
-    are near where numbers are equal."""
+    """A network whose lips show the number in their picture, and whose speech says that of its
+    first cepstrum; both are near where numbers are equal.
+    """
 
     def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
         lips = views[:-4, 0, 0, :2].astype(int) @ (1, 256)
-        near = np.random.default_rng(len(lips)).normal(0, 1, (len(lips), EMBEDDING)).astype(np.float32)
+        near = (
+            np.random.default_rng(len(lips)).normal(0, 1, (len(lips), EMBEDDING)).astype(np.float32)
+        )
         return CODES[lips] + near, CODES[cepstra[:-16:4, 0].astype(int) // 4]
 
 
@@ -143,7 +168,9 @@ def numbered(number: int) -> UInt8Array:
     return view
 
 
-def meter_of(frames: int, network: object = Numbered(), start_s: Fraction = Fraction(0)) -> SyncMeter:
+def meter_of(
+    frames: int, network: object = Numbered(), start_s: Fraction = Fraction(0)
+) -> SyncMeter:
     """One whose speech lasts for so many frames."""
     heard = np.repeat(np.arange(4 * frames - 2, dtype=np.float32)[:, None], 13, axis=1)
     with patch("latentsync_trt.measure.syncnet.cepstra_of", return_value=heard):
@@ -174,7 +201,8 @@ class Random:
     """A network with random embeddings, which it keeps."""
 
     def __init__(self) -> None:
-        self._rng, self.lips = np.random.default_rng(7), list[Float32Array]()
+        self._rng = np.random.default_rng(7)
+        self.lips = list[Float32Array]()
 
     def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
         lips = self._rng.normal(0, 1, (len(views) - 4, EMBEDDING)).astype(np.float32)
@@ -188,7 +216,8 @@ def test_scores_are_those_of_the_public_code() -> None:
     meter = meter_of(70, network)
     for index in range(90):  # beyond the end of the speech
         meter.add(Fraction(index, 25), numbered(index), SEEN)
-    lips, speech = torch.tensor(np.stack(network.lips)), torch.tensor(CODES[:65])
+    lips = torch.tensor(np.stack(network.lips))
+    speech = torch.tensor(CODES[:65])
     padded = torch.nn.functional.pad(speech, (0, 0, 15, 15))
     distance = torch.nn.functional.pairwise_distance
     found = meter.result()
@@ -198,7 +227,10 @@ def test_scores_are_those_of_the_public_code() -> None:
     means = torch.mean(torch.stack(rows, 1), 1)
     least, best = torch.min(means, 0)
     np.testing.assert_allclose(found.distances, means, rtol=1e-5)
-    assert (found.lse_d, found.offset_frames) == (pytest.approx(float(least), rel=1e-5), 15 - int(best))
+    assert (found.lse_d, found.offset_frames) == (
+        pytest.approx(float(least), rel=1e-5),
+        15 - int(best),
+    )
     assert found.lse_c == pytest.approx(float(torch.median(means) - least), abs=1e-4)
 
 
@@ -253,8 +285,9 @@ def test_a_run_shows_the_face_as_it_is_pasted() -> None:
 # Commands
 
 ALIKE = 0.05
-"""How far, as a share, distances may differ between faces where a run found them and where they are found in its file,
-around mouths of random weights."""
+"""How far, as a share, distances may differ between faces where a run found them and where they are
+found in its file, around mouths of random weights.
+"""
 
 
 @pytest.mark.integration
@@ -262,8 +295,29 @@ def test_a_report_measures_what_the_file_shows(tmp_path: Path) -> None:
     """And `compare` the same; the network is found where `export` writes it."""
     graph = write_means(tmp_path / SYNCNET_FILE)
     video, audio = write_clip(tmp_path, 52, halved=True)
-    command = ("sync", "--video", video, "--audio", audio, "--bundle", small_bundle(), "--provider", "cpu", "--json")
-    command += ("--steps", "1", "--guidance", "1", "--codec", "ffv1", "-o", tmp_path / "out.mkv", "--overwrite")
+    command = (
+        "sync",
+        "--video",
+        video,
+        "--audio",
+        audio,
+        "--bundle",
+        small_bundle(),
+        "--provider",
+        "cpu",
+        "--json",
+    )
+    command += (
+        "--steps",
+        "1",
+        "--guidance",
+        "1",
+        "--codec",
+        "ffv1",
+        "-o",
+        tmp_path / "out.mkv",
+        "--overwrite",
+    )
     result = ran(tmp_path, *command, "--report", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)["quality"]["syncnet"]

@@ -1,4 +1,5 @@
-"""Provider tensorrt end to end: ONNX Runtime's real provider over a stand-in for TensorRT's and CUDA's libraries.
+"""Provider tensorrt end to end: ONNX Runtime's real provider over a stand-in for TensorRT's and
+CUDA's libraries.
 
 What this proves, and what it does not: tests/tensorrt_stand_in/README.md.
 """
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.integration
 
 SMALL = str(small_bundle())
 SAME = 1e-5
-"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimized differently."""
+"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimized
+differently.
+"""
 ENDED_S = 300.0
 MB = 2**20
 
@@ -40,7 +43,16 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def sync(stand_in: StandIn, clip: tuple[str, str], out: str, *arguments: str) -> Ended:
-    given = ("--video", clip[0], "--audio", clip[1], "-o", str(stand_in.work / out), "--bundle", SMALL)
+    given = (
+        "--video",
+        clip[0],
+        "--audio",
+        clip[1],
+        "-o",
+        str(stand_in.work / out),
+        "--bundle",
+        SMALL,
+    )
     return stand_in.command("sync", *given, "--codec", "ffv1", "--steps", "3", *arguments)
 
 
@@ -58,13 +70,19 @@ def test_build_and_sync(stand_in: StandIn, lip_sync: LipSync, clip: tuple[str, s
     assert run.count(r"missing") == 0
     check_captures(run)
     lip_sync.sync(*clip, stand_in.work / "cpu.mkv", SyncOptions(steps=3, codec="ffv1"))
-    painted, expected = (np.stack(decoded(stand_in.work / name)).astype(int) for name in ("out.mkv", "cpu.mkv"))
+    painted, expected = (
+        np.stack(decoded(stand_in.work / name)).astype(int) for name in ("out.mkv", "cpu.mkv")
+    )
     assert np.abs(painted - expected).max() <= 1  # a level
 
 
 def check_captures(run: Ended) -> None:
     """Each CUDA graph is recorded after a plain run, and replayed."""
-    steps = [line for line in run.log if line.startswith(("enqueue", "capture", "graph launch", "deserialize"))]
+    steps = [
+        line
+        for line in run.log
+        if line.startswith(("enqueue", "capture", "graph launch", "deserialize"))
+    ]
     begins = [index for index, line in enumerate(steps) if line == "capture begin"]
     assert len(begins) == 2  # the full and the cached step
     for begin in begins:
@@ -96,7 +114,11 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     faults = ["refuse=Conv", "parse_error", "build_fails", "oom_build", "builder_null"]
     answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults)
     refused, unread, failed, memory, null = answers
-    assert [answer["error"] for answer in answers] == [*["GraphRefused"] * 3, "OutOfMemory", "GraphRefused"]
+    assert [answer["error"] for answer in answers] == [
+        *["GraphRefused"] * 3,
+        "OutOfMemory",
+        "GraphRefused",
+    ]
     assert "Conv (node " in refused["text"]
     assert "the model cannot be parsed" in unread["text"]
     assert "Could not find any implementation for node" in failed["text"]
@@ -106,19 +128,31 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     assert {path.name for path in stand_in.cache.iterdir()} <= {".locks", FOLDER}
 
 
-def test_an_engine_of_variable_shapes_runs_at_the_sizes_it_was_built_for(stand_in: StandIn, tmp_path: Path) -> None:
+def test_an_engine_of_variable_shapes_runs_at_the_sizes_it_was_built_for(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
     toy = write_toy(tmp_path / "toy")
     write_manifest(toy.folder, toy.manifest)
-    answers, ended = stand_in.scenario("run_failures", bundle=str(toy.folder), faults=[], graph="denoise_step")
+    answers, ended = stand_in.scenario(
+        "run_failures", bundle=str(toy.folder), faults=[], graph="denoise_step"
+    )
     assert answers == [{"error": "", "text": ""}]
     assert ended.count("build .* profiles=1 ") == 1
 
 
-def test_attention_without_a_fused_kernel_is_built_in_parts(stand_in: StandIn, tmp_path: Path) -> None:
-    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, (1, 1, 64, 512)) for name in "qkvy"]
-    graph = helper.make_graph([helper.make_node("Attention", list("qkv"), ["y"])], "attention", shapes[:3], shapes[3:])
+def test_attention_without_a_fused_kernel_is_built_in_parts(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    shapes = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, (1, 1, 64, 512)) for name in "qkvy"
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Attention", list("qkv"), ["y"])], "attention", shapes[:3], shapes[3:]
+    )
     path = tmp_path / "attention.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), path
+    )
     answer, _ = stand_in.scenario("compiled", fault="unfused_attention", path=str(path))
     assert (answer["accepted"], answer["reason"]) == (True, "")
 
@@ -127,7 +161,9 @@ def test_options_reach_the_compiler_and_any_path_may_have_characters_that_the_co
     stand_in: StandIn, tmp_path: Path
 ) -> None:
     """On Windows, TensorRT opens files by names in the code page."""
-    bundle, cache, temporary = (tmp_path / f"{name} ö 漢" for name in ("bundle", "cache", "temporary"))
+    bundle, cache, temporary = (
+        tmp_path / f"{name} ö 漢" for name in ("bundle", "cache", "temporary")
+    )
     shutil.copytree(SMALL, bundle)
     temporary.mkdir()
     machine = {"LATENTSYNC_TRT_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
@@ -148,17 +184,25 @@ def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in
     assert "use --low-memory" in memory["text"]
     assert "making it again" not in memory["notices"]
     assert rejected["error"] == "EngineBuildError"
-    assert "TensorRT: IRuntime::deserializeCudaEngine: Error Code 1: Serialization" in rejected["text"]
+    assert (
+        "TensorRT: IRuntime::deserializeCudaEngine: Error Code 1: Serialization" in rejected["text"]
+    )
     assert "does not open" in rejected["notices"]
-    # One for each, and one more of the engine that was rejected; a good one is not built again for want of memory.
+    # One for each, and one more of the engine that was rejected; a good one is not built again for
+    # want of memory.
     assert ended.count("build nodes=") == 2
 
 
 def test_a_failed_run_gives_the_reason_and_the_engine_stays_good(stand_in: StandIn) -> None:
-    answers, _ = stand_in.scenario("run_failures", bundle=SMALL, faults=["enqueue_fails", "oom_enqueue"])
+    answers, _ = stand_in.scenario(
+        "run_failures", bundle=SMALL, faults=["enqueue_fails", "oom_enqueue"]
+    )
     failed, memory, after = answers
     assert failed["error"] == "InferenceError"
-    assert "TensorRT: IExecutionContext::enqueueV3: Error Code 1: Cask (Cask convolution execution)" in failed["text"]
+    assert (
+        "TensorRT: IExecutionContext::enqueueV3: Error Code 1: Cask (Cask convolution execution)"
+        in failed["text"]
+    )
     assert memory["error"] == "OutOfMemory"
     assert "Cuda Runtime (out of memory)" in memory["text"]
     assert after["error"] == ""
@@ -169,7 +213,10 @@ def test_two_versions_of_tensorrt_are_an_error(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("other_version", bundle=SMALL)
     assert ended.count("parse|build") == 0  # known before minutes of building
     assert answer["error"] == "EngineBuildError"
-    assert "Python's tensorrt is 10.16.2.0, but ONNX Runtime loads TensorRT 10.14.1.0" in answer["text"]
+    assert (
+        "Python's tensorrt is 10.16.2.0, but ONNX Runtime loads TensorRT 10.14.1.0"
+        in answer["text"]
+    )
 
 
 @pytest.mark.slow
@@ -187,7 +234,9 @@ def test_a_small_gpu_starts_one_network_at_a_time_by_measure(stand_in: StandIn) 
     assert answer["mode"] == "one network at a time"
     assert answer["difference"] <= SAME
     assert ended.count(r"cudaMalloc .* refused") == 0
-    assert any("this bundle takes about 1.7 GB, 1.1 GB is free" in notice for notice in answer["notices"])
+    assert any(
+        "this bundle takes about 1.7 GB, 1.1 GB is free" in notice for notice in answer["notices"]
+    )
 
 
 @pytest.mark.slow
@@ -203,10 +252,18 @@ def test_selftest_passes_and_fails(stand_in: StandIn) -> None:
     assert "Cask convolution execution" in broken.out
 
 
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals; a console's Ctrl-C cannot be sent to one process")
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_ctrl_c_and_kill_end_a_long_build_and_its_compiler(stand_in: StandIn, sent: int, code: int) -> None:
-    with stand_in.start("build", "--bundle", SMALL, "--provider", "tensorrt", faults="slow_build=600") as process:
+@pytest.mark.skipif(
+    os.name == "nt", reason="POSIX signals; a console's Ctrl-C cannot be sent to one process"
+)
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_ctrl_c_and_kill_end_a_long_build_and_its_compiler(
+    stand_in: StandIn, sent: int, code: int
+) -> None:
+    with stand_in.start(
+        "build", "--bundle", SMALL, "--provider", "tensorrt", faults="slow_build=600"
+    ) as process:
         until(lambda: "build sleeping" in stand_in.log())
         process.send_signal(sent)  # the compiler itself gets none
         assert process.wait(ENDED_S) == code
@@ -224,8 +281,12 @@ def runs(process: int) -> bool:
 
 @pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
 def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> None:
-    """All of the worker, on a compiler that runs without a GPU and has the interface of TensorRT's module."""
-    trt = pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
+    """All of the worker, on a compiler that runs without a GPU and has the interface of TensorRT's
+    module.
+    """
+    trt = pytest.importorskip(
+        "tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only"
+    )
     order = CompileOrder(
         "tensorrt_rtx",
         str(small_bundle() / "vae_encoder.onnx"),

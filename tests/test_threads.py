@@ -1,4 +1,6 @@
-"""Stages in threads: order, bounds, errors, and no thread left behind; how many frames may be on their way."""
+"""Stages in threads: order, bounds, errors, and no thread left behind; how many frames may be on
+their way.
+"""
 
 import itertools
 import threading
@@ -26,8 +28,14 @@ def made_numbers(made: list[int], closed: list[bool] | None = None) -> Generator
         ([] if closed is None else closed).append(True)
 
 
-@given(st.lists(st.sampled_from([0.0, 0.0005, 0.002]), min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 5))
-def test_what_threads_make_side_by_side_leaves_in_order(waits_s: list[float], count: int, depth: int) -> None:
+@given(
+    st.lists(st.sampled_from([0.0, 0.0005, 0.002]), min_size=1, max_size=20),
+    st.integers(1, 4),
+    st.integers(0, 5),
+)
+def test_what_threads_make_side_by_side_leaves_in_order(
+    waits_s: list[float], count: int, depth: int
+) -> None:
     closed: list[bool] = []
 
     def taken() -> Generator[int, None, None]:

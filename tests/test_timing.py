@@ -36,22 +36,42 @@ def shown(stamps: Sequence[Fraction | None], clock: Clock) -> list[int]:
         (False, 100, -2, False),
     ],
 )
-def test_a_step_of_the_clock_is_held_or_refused(resets: bool, end_s: int | None, jump_s: int, is_held: bool) -> None:
-    clock = Clock(Path("a.ts"), may_reset=resets, stated_end_s=None if end_s is None else Fraction(end_s))
+def test_a_step_of_the_clock_is_held_or_refused(
+    resets: bool, end_s: int | None, jump_s: int, is_held: bool
+) -> None:
+    clock = Clock(
+        Path("a.ts"), may_reset=resets, stated_end_s=None if end_s is None else Fraction(end_s)
+    )
     before = [index * PERIOD_S for index in range(30)]
     after = [before[-1] + PERIOD_S + jump_s + index * PERIOD_S for index in range(3)]
     if is_held:
-        assert shown([*before, *after], clock) == [*range(29), *[29] * (jump_s * MODEL_FPS + 1), 30, 31, 32]
+        assert shown([*before, *after], clock) == [
+            *range(29),
+            *[29] * (jump_s * MODEL_FPS + 1),
+            30,
+            31,
+            32,
+        ]
         return
     with pytest.raises(MediaError, match=r"a\.ts: its clock jumps from 1\.16 s to"):
         shown([*before, *after], clock)
 
 
-@given(st.lists(st.tuples(stamps_s, st.none() | st.fractions(0, 3, max_denominator=100)), min_size=1, max_size=15))
-def test_any_stamps_give_every_picture_its_time(pictures: list[tuple[Fraction | None, Fraction | None]]) -> None:
+@given(
+    st.lists(
+        st.tuples(stamps_s, st.none() | st.fractions(0, 3, max_denominator=100)),
+        min_size=1,
+        max_size=15,
+    )
+)
+def test_any_stamps_give_every_picture_its_time(
+    pictures: list[tuple[Fraction | None, Fraction | None]],
+) -> None:
     clock = Clock(Path(), stated_end_s=Fraction(30), may_reset=True)
     try:
-        timed = list(on_clock([(*picture, index) for index, picture in enumerate(pictures)], clock, PERIOD_S))
+        timed = list(
+            on_clock([(*picture, index) for index, picture in enumerate(pictures)], clock, PERIOD_S)
+        )
     except MediaError:  # after pictures without stamps
         reject()
     assert all(one.time_s < following.time_s for one, following in pairwise(timed))
@@ -60,4 +80,6 @@ def test_any_stamps_give_every_picture_its_time(pictures: list[tuple[Fraction | 
     assert len(found) == max(1, nearest(timed[-1].end_s, MODEL_FPS))
     for index, item in enumerate(found):
         middle_s = (index + Fraction(1, 2)) / MODEL_FPS
-        assert item == max((picture.item for picture in timed if picture.time_s < middle_s), default=0)
+        assert item == max(
+            (picture.item for picture in timed if picture.time_s < middle_s), default=0
+        )

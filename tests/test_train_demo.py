@@ -1,4 +1,6 @@
-"""Training of the built-in model in miniature: speech, clips, all stages, the export, then lip sync of a clip."""
+"""Training of the built-in model in miniature: speech, clips, all stages, the export, then lip sync
+of a clip.
+"""
 
 import json
 from pathlib import Path
@@ -33,13 +35,25 @@ def test_the_trained_networks_run_in_the_pipeline(tmp_path: Path) -> None:
     speech = synthesize(range(7, 9), 1)
     assert len(speech) == settings.recordings and speech.shut.any() and speech.silent.any()
     train(speech, settings, TrainingContext(tmp_path, torch.device("cpu"), settings.seed), 1)
-    entries = list(map(json.loads, (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()))
-    assert [entry["stage"] for entry in entries if "loss" in entry] == ["audio", "vae", "mouth", "unet", "tune"]
+    entries = list(
+        map(json.loads, (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    )
+    assert [entry["stage"] for entry in entries if "loss" in entry] == [
+        "audio",
+        "vae",
+        "mouth",
+        "unet",
+        "tune",
+    ]
     assert {"scenes": 2, "lost": 0} in entries
-    bundle = make_bundle(tmp_path / "checkpoints", tmp_path / "bundle", settings.clips.resolution_px)
+    bundle = make_bundle(
+        tmp_path / "checkpoints", tmp_path / "bundle", settings.clips.resolution_px
+    )
     assert LIMITS in json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["notes"]
     clip = write_face(tmp_path / "face.mp4", 18)
     sound = write_sound(tmp_path / "speech.wav", 0.72, clicks_s=(0.2,))
     with LipSync.from_bundle(bundle, "cpu") as lip_sync:
-        report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=2, cache_interval=2))
+        report = lip_sync.sync(
+            clip, sound, tmp_path / "out.mp4", SyncOptions(steps=2, cache_interval=2)
+        )
     assert (report.frames, report.frames_with_face, report.bundle) == (18, 18, "demo")

@@ -1,4 +1,6 @@
-"""`LipSync` in several threads: which calls wait, clips beside one another, and no deadlock in callbacks."""
+"""`LipSync` in several threads: which calls wait, clips beside one another, and no deadlock in
+callbacks.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -34,7 +36,8 @@ def own() -> Iterator[LipSync]:
 @pytest.mark.integration
 def test_calls_beside_a_running_clip(own: LipSync, clip: tuple[Path, Path], tmp_path: Path) -> None:
     """Another clip does not wait for it; what opens other graphs or closes the bundle does."""
-    in_callback, released = threading.Event(), threading.Event()
+    in_callback = threading.Event()
+    released = threading.Event()
 
     def hold(step: Progress) -> None:
         if step.stage == "painting first frames":
@@ -59,7 +62,9 @@ def test_clips_beside_one_another_are_those_one_after_another(own: LipSync, tmp_
     jobs = []
     for name, frames, seed in (("a", 6, 1), ("b", 3, 2)):
         (tmp_path / name).mkdir()
-        jobs.append((write_clip(tmp_path / name, frames), replace(LOSSLESS, guidance=1.0, seed=seed)))
+        jobs.append(
+            (write_clip(tmp_path / name, frames), replace(LOSSLESS, guidance=1.0, seed=seed))
+        )
 
     def run(number: int, output: str) -> UInt8Array:
         own.sync(*jobs[number][0], tmp_path / output, jobs[number][1])
@@ -75,20 +80,35 @@ def test_clips_beside_one_another_are_those_one_after_another(own: LipSync, tmp_
 def test_no_call_after_close(own: LipSync, clip: tuple[Path, Path], tmp_path: Path) -> None:
     own.close()
     own.close()
-    for call in (lambda: own.sync(*clip, tmp_path / "out.mp4"), lambda: own.encode_audio(clip[1]), own.warm_up):
+    for call in (
+        lambda: own.sync(*clip, tmp_path / "out.mp4"),
+        lambda: own.encode_audio(clip[1]),
+        own.warm_up,
+    ):
         with pytest.raises(InputError, match=r"LipSync\.\w+: it is closed; open the bundle again"):
             call()
     assert own.build is None
 
 
 @pytest.mark.integration
-def test_a_callback_cannot_wait_for_its_own_call(own: LipSync, clip: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_callback_cannot_wait_for_its_own_call(
+    own: LipSync, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
     def call_all(_: object) -> None:
-        for call in (own.close, own.warm_up, lambda: own.sync(*clip, tmp_path / "other.mp4", QUICK)):
+        for call in (
+            own.close,
+            own.warm_up,
+            lambda: own.sync(*clip, tmp_path / "other.mp4", QUICK),
+        ):
             with pytest.raises(InputError, match=r"LipSync\.\w+: called from a callback"):
                 call()
         raise InputError("stopped by the callback")
 
-    with ThreadPoolExecutor() as threads, pytest.raises(InputError, match="stopped by the callback"):
-        threads.submit(own.sync, *clip, tmp_path / "out.mp4", QUICK, on_progress=call_all).result(TIMEOUT_S)
+    with (
+        ThreadPoolExecutor() as threads,
+        pytest.raises(InputError, match="stopped by the callback"),
+    ):
+        threads.submit(own.sync, *clip, tmp_path / "out.mp4", QUICK, on_progress=call_all).result(
+            TIMEOUT_S
+        )
     assert list(tmp_path.iterdir()) == []

@@ -36,7 +36,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting", "ignor
 KEY = "a-key-for-this-test"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
 FILES = "result", "before", "report"
-WRONG_VARIABLES = {"ALL_PROXY": "gopher://127.0.0.1:9", "no_proxy": "fe80::/10", "SSL_CERT_FILE": "gone.pem"}
+WRONG_VARIABLES = {
+    "ALL_PROXY": "gopher://127.0.0.1:9",
+    "no_proxy": "fe80::/10",
+    "SSL_CERT_FILE": "gone.pem",
+}
 """With which no HTTP client opens; the page needs none."""
 
 
@@ -45,7 +49,8 @@ def shown(folder: Path, service: Service, key: str | None = None) -> Iterator[st
     """The address of a page."""
     from latentsync_trt.web.app import page_app
 
-    with pytest.MonkeyPatch.context() as changed:  # after the block, another page of this process finds its uploads
+    # after the block, another page of this process finds its uploads
+    with pytest.MonkeyPatch.context() as changed:
         changed.setenv("GRADIO_TEMP_DIR", "")
         for name, value in WRONG_VARIABLES.items():
             changed.setenv(name, value)
@@ -60,7 +65,9 @@ def worker() -> PretendedWorker:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory, worker: PretendedWorker) -> Iterator[tuple[str, Service]]:
+def page(
+    tmp_path_factory: pytest.TempPathFactory, worker: PretendedWorker
+) -> Iterator[tuple[str, Service]]:
     """A page with two bundles, the built-in one and a copy of it."""
     folder = tmp_path_factory.mktemp("page")
     copytree(demo_folder(), folder / "bundles" / "other")
@@ -84,7 +91,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_face(folder / "face.mp4", 10), write_sound(folder / "speech.wav", 0.4)
 
 
-def submitted(service: Service, clip: tuple[Path, Path], browser: str = "one", **options: Any) -> str:
+def submitted(
+    service: Service, clip: tuple[Path, Path], browser: str = "one", **options: Any
+) -> str:
     """The id of a job of a browser, which is done."""
     files = {"video": str(clip[0]), "audio": str(clip[1])}
     settings = {"options": options, "bundle": None, "files": files}
@@ -99,10 +108,18 @@ def plain(page: tuple[str, Service]) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_no_other_files_and_addresses(service: Service, plain: httpx.Client, clip: tuple[Path, Path]) -> None:
+def test_no_other_files_and_addresses(
+    service: Service, plain: httpx.Client, clip: tuple[Path, Path]
+) -> None:
     job = submitted(service, clip)
     secret, _ = service.result(job)
-    for path in ("/etc/passwd", secret, f"{secret.parent}/../{job}/{secret.name}", "http://127.0.0.1:1/x", "."):
+    for path in (
+        "/etc/passwd",
+        secret,
+        f"{secret.parent}/../{job}/{secret.name}",
+        "http://127.0.0.1:1/x",
+        ".",
+    ):
         assert plain.get(f"/gradio_api/file={path}").status_code == 403, path
     for path in (f"{job}/result", f"{job}/before", f"{'0' * 32}/result", "../x", ""):
         assert plain.get(f"/v1/jobs/{path}").status_code == 404, path
@@ -113,16 +130,26 @@ def test_no_other_files_and_addresses(service: Service, plain: httpx.Client, cli
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/etc/hostname", "../../../etc/hostname", "http://127.0.0.1:1/x.mp4"])
+@pytest.mark.parametrize(
+    "path", ["/etc/hostname", "../../../etc/hostname", "http://127.0.0.1:1/x.mp4"]
+)
 def test_paths_in_place_of_uploads(opened: "Opened", path: str, stream: bool) -> None:
-    opened.of("video")["value"] = {"path": path, "is_stream": stream, "meta": {"_type": "gradio.FileData"}}
+    opened.of("video")["value"] = {
+        "path": path,
+        "is_stream": stream,
+        "meta": {"_type": "gradio.FileData"},
+    }
     with pytest.raises(RuntimeError) as refused:
         opened.fire("video", "change")
     assert "readable" not in str(refused.value)
 
 
 def test_other_browsers_get_nothing(
-    page: tuple[str, Service], service: Service, plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
+    page: tuple[str, Service],
+    service: Service,
+    plain: httpx.Client,
+    clip: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
     page_file = copyfile(clip[0], tmp_path / "a.html")
     assert "default-src 'self'" in plain.get("/").headers["content-security-policy"]
@@ -143,19 +170,31 @@ class FullService(Service):
     full = False
 
     def problem(self) -> str:
-        return FULL if self.full else super().problem()
+        if self.full:
+            return FULL
+        return super().problem()
 
 
 def test_with_a_key_people_log_in(tmp_path: Path) -> None:
-    service, upload = FullService(tmp_path, [PretendedWorker()], LIMITS), {"files": b"x"}
+    service = FullService(tmp_path, [PretendedWorker()], LIMITS)
+    upload = {"files": b"x"}
     with shown(tmp_path, service, KEY) as address:
         assert httpx.get(f"{address}/config", trust_env=False).status_code == 401
-        assert httpx.post(f"{address}/gradio_api/upload", files=upload, trust_env=False).status_code == 401
+        assert (
+            httpx.post(f"{address}/gradio_api/upload", files=upload, trust_env=False).status_code
+            == 401
+        )
         with httpx.Client(base_url=address, trust_env=False) as browser:
             assert browser.post("/login", data={"username": "user", "password": KEY}).is_success
             assert browser.get("/config").is_success
-            for method, path in (("GET", "/config"), ("OPTIONS", "/config"), ("POST", "/gradio_api/upload")):
-                answer = browser.request(method, path, headers={"Origin": "https://attacker.example"})
+            for method, path in (
+                ("GET", "/config"),
+                ("OPTIONS", "/config"),
+                ("POST", "/gradio_api/upload"),
+            ):
+                answer = browser.request(
+                    method, path, headers={"Origin": "https://attacker.example"}
+                )
                 assert answer.status_code == 403
                 assert "access-control-allow-origin" not in answer.headers
             assert browser.post("/gradio_api/upload", files=upload).is_success
@@ -163,19 +202,28 @@ def test_with_a_key_people_log_in(tmp_path: Path) -> None:
             assert browser.post("/gradio_api/upload", files=upload).status_code == 507
         wrong = [{"username": "user", "password": str(number)} for number in range(12)]
         with httpx.Client(base_url=address, trust_env=False) as guesser:
-            assert [guesser.post("/login", data=each).status_code for each in wrong] == [400] * 10 + [429] * 2
+            assert [guesser.post("/login", data=each).status_code for each in wrong] == [
+                400
+            ] * 10 + [429] * 2
 
 
 class Opened:
-    """A page as its script uses it: `fire` sends the values of components, and notes what comes back."""
+    """A page as its script uses it: `fire` sends the values of components, and notes what comes
+    back.
+    """
 
     def __init__(self, client: httpx.Client, session: str, kept: str = "") -> None:
         """`kept`: what the tab kept of the form before it was loaded again."""
         client.get("/")
-        self.client, self._session, self.leaves = client, session, threading.Event()
+        self.client = client
+        self._session = session
+        self.leaves = threading.Event()
         config = client.get("/config").json()
-        self._events, parts = config["dependencies"], config["components"]
-        self._names = {part["props"]["elem_id"]: part["id"] for part in parts if part["props"].get("elem_id")}
+        self._events = config["dependencies"]
+        parts = config["components"]
+        self._names = {
+            part["props"]["elem_id"]: part["id"] for part in parts if part["props"].get("elem_id")
+        }
         self.shown: dict[int, dict[str, Any]] = {part["id"]: part["props"] for part in parts}
         self.of("kept")["value"] = kept
         for event in self._events:
@@ -193,11 +241,15 @@ class Opened:
 
     def send(self, **order: Any) -> int:
         """Sends what the page's script never does; returns the status of the answer."""
-        return self.client.post("/gradio_api/run/predict", json={"session_hash": self._session, **order}).status_code
+        return self.client.post(
+            "/gradio_api/run/predict", json={"session_hash": self._session, **order}
+        ).status_code
 
     def upload(self, name: str, path: Path) -> None:
         """Gives a file, as a user does."""
-        sent = self.client.post("/gradio_api/upload", files={"files": (path.name, path.read_bytes())}).json()[0]
+        sent = self.client.post(
+            "/gradio_api/upload", files={"files": (path.name, path.read_bytes())}
+        ).json()[0]
         self.of(name)["value"] = {"path": sent, "meta": {"_type": "gradio.FileData"}}
         self.fire(name, "change")
 
@@ -213,7 +265,9 @@ class Opened:
                 self._run(event, data)
 
     def _answers(self, order: dict[str, Any], *, queued: bool) -> Iterator[list[Any]]:
-        """What an event shows: of several answers the first and the last, as between them come differences."""
+        """What an event shows: of several answers the first and the last, as between them come
+        differences.
+        """
         if not queued:
             answer = self.client.post("/gradio_api/run/predict", json=order)
             if answer.is_error:
@@ -221,8 +275,11 @@ class Opened:
             yield answer.json()["data"]
             return
         self.client.post("/gradio_api/queue/join", json=order).raise_for_status()
-        first, ended = None, dict[str, Any]()
-        with self.client.stream("GET", f"/gradio_api/queue/data?session_hash={self._session}") as answer:
+        first = None
+        ended = dict[str, Any]()
+        with self.client.stream(
+            "GET", f"/gradio_api/queue/data?session_hash={self._session}"
+        ) as answer:
             for line in answer.iter_lines():
                 if self.leaves.is_set():
                     raise ConnectionAbortedError
@@ -244,7 +301,12 @@ class Opened:
 
     def _show(self, event: dict[str, Any], data: Any) -> None:
         values = [self.shown[part].get("value") for part in event["inputs"]]
-        order = {"fn_index": event["id"], "data": values, "session_hash": self._session, "event_data": data}
+        order = {
+            "fn_index": event["id"],
+            "data": values,
+            "session_hash": self._session,
+            "event_data": data,
+        }
         for answer in self._answers(order, queued=event["queue"]):
             for part, found in zip(event["outputs"], answer, strict=True):
                 is_update = isinstance(found, dict) and found.get("__type__") == "update"
@@ -258,7 +320,8 @@ def opened(plain: httpx.Client, request: pytest.FixtureRequest) -> Opened:
 
 def test_files_that_are_refused(page: tuple[str, Service], opened: Opened, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no video")
-    long, tree = write_face(tmp_path / "long.mp4", 55), write_video(tmp_path / "a tree.mp4", numbered(5))
+    long = write_face(tmp_path / "long.mp4", 55)
+    tree = write_video(tmp_path / "a tree.mp4", numbered(5))
     for name, path, said in (
         ("video", tmp_path / "notes.txt", ">notes.txt: is not a readable media file"),
         ("speech", tmp_path / "notes.txt", ">notes.txt: is not a readable media file"),
@@ -276,14 +339,21 @@ def test_files_that_are_refused(page: tuple[str, Service], opened: Opened, tmp_p
     opened.fire("video", "change")
     assert ">a tree.mp4" not in opened.of("video-error")["value"]
     too_large = {"files": bytes(4_000_000)}
-    assert httpx.post(f"{page[0]}/gradio_api/upload", files=too_large, trust_env=False).status_code == 413
+    assert (
+        httpx.post(f"{page[0]}/gradio_api/upload", files=too_large, trust_env=False).status_code
+        == 413
+    )
 
 
 @pytest.mark.integration
-def test_the_built_in_model_asks_before_it_smears(service: Service, opened: Opened, tmp_path: Path) -> None:
+def test_the_built_in_model_asks_before_it_smears(
+    service: Service, opened: Opened, tmp_path: Path
+) -> None:
     assert opened.of("bundle")["value"].startswith("demo (model demo, ")
     assert "CPU" in opened.of("model")["value"]
-    opened.upload("video", write_video(tmp_path / "part of the built-in clip.mp4", first_person(10)))
+    opened.upload(
+        "video", write_video(tmp_path / "part of the built-in clip.mp4", first_person(10))
+    )
     assert "whose face is the only one" in opened.of("demo-note")["value"]
     before = len(service.jobs(100))
     opened.upload("video", write_video(tmp_path / "my face.mp4", second_person(10)))
@@ -299,10 +369,13 @@ def test_the_built_in_model_asks_before_it_smears(service: Service, opened: Open
     assert "my face-synced.mp4" in opened.of("progress")["value"]
 
 
-def test_a_list_of_jobs(page: tuple[str, Service], service: Service, opened: Opened, clip: tuple[Path, Path]) -> None:
+def test_a_list_of_jobs(
+    page: tuple[str, Service], service: Service, opened: Opened, clip: tuple[Path, Path]
+) -> None:
     """Jobs differ; broken ones break nothing; settings come back; other browsers delete nothing."""
     opened.give(clip)
-    ids, presets = list[str](), ("fast", "draft", "quality")
+    ids = list[str]()
+    presets = ("fast", "draft", "quality")
     for preset in presets:
         opened.of("preset")["value"], opened.of("option-guidance")["value"] = preset, 1.0
         opened.fire("trial" if preset == "quality" else "anyway", "click")
@@ -329,7 +402,9 @@ def test_a_list_of_jobs(page: tuple[str, Service], service: Service, opened: Ope
     for each in (opened, reloaded):
         assert (each.of("preset")["value"], each.of("option-guidance")["value"]) == ("draft", 1.0)
         assert len(each.of("faces")["value"]) == 1
-    assert [Path(opened.of(each)["value"]["path"]).name for each in ("video", "speech")] == [path.name for path in clip]
+    assert [Path(opened.of(each)["value"]["path"]).name for each in ("video", "speech")] == [
+        path.name for path in clip
+    ]
     with httpx.Client(base_url=page[0], trust_env=False, timeout=600) as another:
         stranger = Opened(another, "stranger")
         stranger.shown |= {number: dict(properties) for number, properties in opened.shown.items()}
@@ -359,10 +434,15 @@ def test_a_preview_is_three_seconds(
     assert "Speech: not kept any longer; choose again" in again.of("message")["value"]
 
 
-def test_the_verdict_is_shown(service: Service, worker: PretendedWorker, plain: httpx.Client, clip: Any) -> None:
+def test_the_verdict_is_shown(
+    service: Service, worker: PretendedWorker, plain: httpx.Client, clip: Any
+) -> None:
     opened = Opened(plain, "verdicts")
     browser = dict(plain.cookies).popitem()[1]
-    for alarm, said in (("", "Lips follow the speech, 80 ms late"), ("another face", "Alarm: another face")):
+    for alarm, said in (
+        ("", "Lips follow the speech, 80 ms late"),
+        ("another face", "Alarm: another face"),
+    ):
         measures = Measures((LipMeasure(0, 50, "follows", late_ms=80),), alarm=alarm)
         worker.quality = json.loads(json.dumps(asdict(measures)))
         opened.of("history")["value"] = None
@@ -378,8 +458,9 @@ def pids() -> set[int]:
 
 @pytest.mark.integration
 def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path]) -> None:
-    """One that dies leaves the choice to the job; one that takes long stalls no other, and ends with its browser and
-    where that begins another."""
+    """One that dies leaves the choice to the job; one that takes long stalls no other, and ends
+    with its browser and where that begins another.
+    """
     (tmp_path / "large.gif").write_bytes(gif(1500, 20_000))
     worker = PretendedWorker()
     service = Service(tmp_path / "page", [worker], Limits())
@@ -389,7 +470,8 @@ def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path])
         httpx.Client(base_url=address, trust_env=False, timeout=600) as client,
         httpx.Client(base_url=address, trust_env=False, timeout=600) as another,
     ):
-        slow, other = Opened(client, "slow"), Opened(another, "other")
+        slow = Opened(client, "slow")
+        other = Opened(another, "other")
         killing = pool.submit(kill_new_children, 2, pids())
         other.upload("video", clip[0])
         killing.result()
@@ -397,7 +479,9 @@ def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path])
         other.upload("speech", clip[1])
         other.fire("anyway", "click")
         assert until(lambda: worker.tasks)[0].options.faces is None
-        other.upload("video", another_clip := write_video(tmp_path / "another.mp4", first_person(10)))
+        other.upload(
+            "video", another_clip := write_video(tmp_path / "another.mp4", first_person(10))
+        )
 
         def begun(tab: Opened) -> tuple[Future[None], set[int]]:
             search = pool.submit(tab.upload, "video", tmp_path / "large.gif")
@@ -421,7 +505,11 @@ def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path])
 
 
 def test_before_shows_the_moments_of_the_result(
-    service: Service, worker: PretendedWorker, plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
+    service: Service,
+    worker: PretendedWorker,
+    plain: httpx.Client,
+    clip: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
     """Also where the result begins later in the video, or plays it back and forth."""
     video = write_video(tmp_path / "numbered.mp4", numbered(20))
@@ -441,7 +529,9 @@ def test_before_shows_the_moments_of_the_result(
     worker.played = {}
 
 
-def test_forged_requests_leave_no_traceback(opened: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forged_requests_leave_no_traceback(
+    opened: Opened, capsys: pytest.CaptureFixture[str]
+) -> None:
     for event in opened.client.get("/config").json()["dependencies"]:
         if event["backend_fn"] and event["inputs"] and not event["queue"]:
             value: Any = {"path": "/etc/passwd"} if event["id"] % 2 else None
@@ -498,7 +588,9 @@ def test_every_option_has_a_control() -> None:
     controls = asyncio.run(made())
     unset = {"faces", "overwrite", "resume", "speaker", "turns", "preview_s"}
     assert {spec.name for spec in fields(SyncOptions)} - controls.keys() == unset
-    assert not [control.info for control in controls.values() if "--" in str(getattr(control, "info", ""))]
+    assert not [
+        control.info for control in controls.values() if "--" in str(getattr(control, "info", ""))
+    ]
     assert "--" not in parts.html.message("--no-mark, --preview or --video-bitrate")
     untouched = {name: control.value for name, control in controls.items()}
     assert parts.changed(untouched) == ({}, {})

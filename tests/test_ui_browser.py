@@ -37,11 +37,13 @@ PATIENCE_S = 200.0
 FRAMES = 25
 LONG = 128
 """Frames of the built-in clip, which is certainly being worked on when the test acts."""
-FIRST, SECOND = 280, 820
+FIRST = 280
+SECOND = 820
 """Where the two people's faces are, in pixels from the left."""
 KEY = "a key for this test only"
 PHONE_PX = 390
-LIGHT, DARK = "rgb(250, 250, 250)", "rgb(19, 19, 22)"
+LIGHT = "rgb(250, 250, 250)"
+DARK = "rgb(19, 19, 22)"
 DESK_PX = 1280
 MOST_STOPS = 150
 """Of the keyboard, on its way around the page."""
@@ -61,7 +63,9 @@ class Server:
 
 @dataclass
 class Visitor:
-    """Someone with a browser of their own, who has opened the page; `problems`: errors in the console."""
+    """Someone with a browser of their own, who has opened the page; `problems`: errors in the
+    console.
+    """
 
     page: Page
     problems: list[str] = field(default_factory=list)
@@ -111,7 +115,9 @@ def visit(browser: Browser, server: Server, **settings: Any) -> Visitor:
     context = browser.new_context(accept_downloads=True, **settings)
     context.set_default_timeout(PATIENCE_S * 1000)
     visitor = Visitor(context.new_page())
-    visitor.page.on("console", lambda said: visitor.problems.append(said.text) if said.type == "error" else None)
+    visitor.page.on(
+        "console", lambda said: visitor.problems.append(said.text) if said.type == "error" else None
+    )
     visitor.page.on("pageerror", lambda error: visitor.problems.append(str(error)))
     visitor.page.goto(server.address)
     visitor.part("start").wait_for()
@@ -124,14 +130,17 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
     write_face(folder / "short.mp4", FRAMES)
     write_video(folder / "two.mp4", together([FIRST] * FRAMES, [SECOND] * FRAMES))
-    write_samples(folder / "speech.wav", read_audio(SPEECH)[: FRAMES * SPEECH_RATE_HZ // 25], SPEECH_RATE_HZ)
+    write_samples(
+        folder / "speech.wav", read_audio(SPEECH)[: FRAMES * SPEECH_RATE_HZ // 25], SPEECH_RATE_HZ
+    )
     return folder
 
 
 @contextmanager
 def started(folder: Path, **variables: str) -> Iterator[Server]:
     """The command `ui`, with these variables of its environment."""
-    log, words = folder / "log.txt", ["--port", "0", "--folder", str(folder / "ui"), "--bundle", "demo"]
+    log = folder / "log.txt"
+    words = ["--port", "0", "--folder", str(folder / "ui"), "--bundle", "demo"]
     command = [sys.executable, "-m", "latentsync_trt", "ui", *words, "--provider", "cpu"]
     environment = {**os.environ, **variables}
     with (
@@ -157,19 +166,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A headless browser that finds no other machine, and calls that an error; skips the test where there is none."""
+    """A headless browser that finds no other machine, and calls that an error; skips the test where
+    there is none.
+    """
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("neither chromium nor google-chrome is installed")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", OTHER_HOSTS])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", OTHER_HOSTS]
+        )
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def visitor(browser: Browser, server: Server) -> Iterator[Visitor]:
-    """Someone at a desk. After the test: no errors, no requests to other machines, no traceback in the log."""
+    """Someone at a desk. After the test: no errors, no requests to other machines, no traceback in
+    the log.
+    """
     opened = visit(browser, server)
     yield opened
     opened.leave()
@@ -192,7 +207,8 @@ def test_the_whole_way(
     browser: Browser, server: Server, clips: Path, tmp_path: Path, act: Callable[[Locator], None]
 ) -> None:
     visitor = visit(browser, server, viewport={"width": DESK_PX, "height": 900})
-    page, part = visitor.page, visitor.part
+    page = visitor.page
+    part = visitor.part
     assert page.title() == "latentsync-trt"
     expect(page.locator("body")).to_have_css("background-color", LIGHT)
     expect(part("start")).to_be_disabled()
@@ -222,8 +238,11 @@ def test_the_whole_way(
         part("report").click()
     assert "<svg" in opened.value.content()
     opened.value.close()
-    page.wait_for_function("['before', 'after'].every((id) => document.getElementById(id).videoWidth)")
-    slider, shown = part("wipe"), part("wipe").input_value()
+    page.wait_for_function(
+        "['before', 'after'].every((id) => document.getElementById(id).videoWidth)"
+    )
+    slider = part("wipe")
+    shown = part("wipe").input_value()
     if act is press:
         slider.press("ArrowRight")
     else:
@@ -251,7 +270,9 @@ def test_the_whole_way(
 
 
 def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips: Path) -> None:
-    visitor = visit(browser, server, viewport={"width": PHONE_PX, "height": 844}, color_scheme="dark")
+    visitor = visit(
+        browser, server, viewport={"width": PHONE_PX, "height": 844}, color_scheme="dark"
+    )
     expect(visitor.page.locator("body")).to_have_css("background-color", DARK)
     visitor.part("more").locator("button").first.click()
     visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
@@ -266,7 +287,9 @@ def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips
     visitor.leave()
 
 
-def test_the_built_in_clip_then_a_reload_a_cancel_and_another(visitor: Visitor, clips: Path) -> None:
+def test_the_built_in_clip_then_a_reload_a_cancel_and_another(
+    visitor: Visitor, clips: Path
+) -> None:
     expect(visitor.part("demo-note")).to_contain_text("built-in demo model")
     press(visitor.part("demo"))
     visitor.ready()
@@ -314,11 +337,15 @@ def test_a_text_and_a_photo_are_dropped(visitor: Visitor, tmp_path: Path) -> Non
     visitor.page.wait_for_function("document.querySelector('#video video')?.videoWidth > 0")
 
 
-def test_what_the_browser_cannot_play_has_previews_and_a_timeline(visitor: Visitor, tmp_path: Path) -> None:
+def test_what_the_browser_cannot_play_has_previews_and_a_timeline(
+    visitor: Visitor, tmp_path: Path
+) -> None:
     clip = write_kind(tmp_path / "Aunt Emma.avi", *KINDS["old.avi"])
     visitor.part("video").locator("input[type=file]").first.set_input_files(clip)
     visitor.part("timeline").locator(".cut").wait_for()
-    visitor.part("speech").locator("input[type=file]").first.set_input_files(write_sound(tmp_path / "a.wav", 0.4))
+    visitor.part("speech").locator("input[type=file]").first.set_input_files(
+        write_sound(tmp_path / "a.wav", 0.4)
+    )
     visitor.ready()
     for _ in range(10):
         visitor.part("timeline").locator(".from").press("ArrowRight")
@@ -337,7 +364,11 @@ def test_another_site_cannot_use_a_login(browser: Browser, tmp_path: Path) -> No
     """Another port is another origin, to which browsers send the same cookies."""
     other = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     threading.Thread(target=other.serve_forever, daemon=True).start()
-    wrong = {"ALL_PROXY": "socks5://127.0.0.1:9", "no_proxy": "fe80::/10", "SSL_CERT_FILE": "gone.pem"}
+    wrong = {
+        "ALL_PROXY": "socks5://127.0.0.1:9",
+        "no_proxy": "fe80::/10",
+        "SSL_CERT_FILE": "gone.pem",
+    }
     with started(tmp_path, LATENTSYNC_TRT_API_KEY=KEY, **wrong) as server:
         page = browser.new_context().new_page()
         page.goto(server.address)
@@ -351,7 +382,11 @@ def test_another_site_cannot_use_a_login(browser: Browser, tmp_path: Path) -> No
         assert page.evaluate(login) == 200
         assert page.evaluate(asks, [f"{server.address}/config", "GET"]) == 200
         page.goto(f"http://127.0.0.1:{other.server_port}")
-        for path, method in (("config", "GET"), ("gradio_api/upload", "POST"), ("gradio_api/call/sync", "POST")):
+        for path, method in (
+            ("config", "GET"),
+            ("gradio_api/upload", "POST"),
+            ("gradio_api/call/sync", "POST"),
+        ):
             assert page.evaluate(asks, [f"{server.address}/{path}", method]) == 0
         page.context.close()
     other.shutdown()

@@ -1,4 +1,6 @@
-"""Unexpected exceptions: one line, and a log file for a bug report that does not identify the user."""
+"""Unexpected exceptions: one line, and a log file for a bug report that does not identify the
+user.
+"""
 
 import errno
 import getpass
@@ -52,7 +54,14 @@ def test_one_line_and_a_log(logs: Path) -> None:
     assert err.endswith(f"; details in {log}; please report it with that file\n")
     assert err.count("\n") == 1
     text = log.read_text(encoding="utf-8")
-    for expected in ("raise error", "KeyError", "numpy 2", "Python 3", "latentsync-trt doctor", "clip.mp4"):
+    for expected in (
+        "raise error",
+        "KeyError",
+        "numpy 2",
+        "Python 3",
+        "latentsync-trt doctor",
+        "clip.mp4",
+    ):
         assert expected in text
     assert str(Path.home()) not in text
     code, out, err = doctor(ZeroDivisionError(), "--json")
@@ -60,7 +69,10 @@ def test_one_line_and_a_log(logs: Path) -> None:
     assert json.loads(out)["error"].startswith("unexpected ZeroDivisionError; details in ")
 
 
-STEERING = "\u202e\u2066\u200f\x1b\x07" if os.name != "nt" else "\u202e\u2066\u200f"
+if os.name != "nt":
+    STEERING = "\u202e\u2066\u200f\x1b\x07"
+else:
+    STEERING = "\u202e\u2066\u200f"
 """What no name of a file may bring to a terminal or a log as it is."""
 ESCAPED = r"a\u202e\u2066\u200f"
 
@@ -91,7 +103,9 @@ def test_names_of_files_cannot_steer_where_a_log_is_shown(tmp_path: Path, logs: 
     (folder / "engine_cache").mkdir(parents=True)
     variables = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
     words = [sys.executable, "-m", "latentsync_trt", "cache", "ls"]
-    run = subprocess.run(words, cwd=folder, env=variables, capture_output=True, encoding="utf-8", check=True)
+    run = subprocess.run(
+        words, cwd=folder, env=variables, capture_output=True, encoding="utf-8", check=True
+    )
     assert run.stderr.startswith("engine cache: ")
     doctor(ZeroDivisionError(), folder.name)
     (log,) = logs.iterdir()
@@ -108,7 +122,9 @@ def test_names_of_files_cannot_steer_where_a_log_is_shown(tmp_path: Path, logs: 
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_errors_that_were_foreseen_write_no_log(logs: Path, error: BaseException, code: int) -> None:
+def test_errors_that_were_foreseen_write_no_log(
+    logs: Path, error: BaseException, code: int
+) -> None:
     assert doctor(error)[0] == code
     assert json.loads(doctor(error, "--json")[1])["error"]
     assert not logs.exists()

@@ -1,4 +1,6 @@
-"""Wrong usage ends with exit code 2, failed work with 1, both with one line that says what to do."""
+"""Wrong usage ends with exit code 2, failed work with 1, both with one line that says what to
+do.
+"""
 
 import json
 import os
@@ -23,22 +25,46 @@ LONG = "x" * 300
 
 WRONG_USAGE = [
     ("sync --video EMPTY --audio in.wav", "--video '': is empty"),
-    ("sync --video on.mp4 --audio in.wav --bundle SMALL", "on.mp4: no such file; did you mean in.mp4?"),
-    ("sync --video . --audio in.wav --bundle SMALL", ".: is a folder; name a video or audio file in it"),
+    (
+        "sync --video on.mp4 --audio in.wav --bundle SMALL",
+        "on.mp4: no such file; did you mean in.mp4?",
+    ),
+    (
+        "sync --video . --audio in.wav --bundle SMALL",
+        ".: is a folder; name a video or audio file in it",
+    ),
     (f"sync --video {LONG}.mp4 --audio in.wav --bundle SMALL", f"{LONG}.mp4: "),
     (f"{SYNC} --output out.avi", "cannot write .avi; use .mp4"),
-    (f"{SYNC} --output out.mp4 --codec ffv1", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
+    (
+        f"{SYNC} --output out.mp4 --codec ffv1",
+        "out.mp4: cannot hold ffv1; use a name that ends in .mkv",
+    ),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
-    (f"{SYNC} --output there.mp4", "there.mp4: exists already; choose another name, or replace it with --overwrite"),
+    (
+        f"{SYNC} --output there.mp4",
+        "there.mp4: exists already; choose another name, or replace it with --overwrite",
+    ),
     ("sync in.mp4 in.wav --bundle SMALL --codec prores", "in-synced.mov: exists already"),
-    ("sync in.wav in.mp4 --bundle SMALL", "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?"),
-    ("sync https://host/in.mp4 in.wav", "download it first, or use `latentsync-trt batch`, which reads addresses"),
-    (f"{SYNC} --encoder nvenc", "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264"),
+    (
+        "sync in.wav in.mp4 --bundle SMALL",
+        "in.wav: has no picture, but the audio in.mp4 has one; did you swap them?",
+    ),
+    (
+        "sync https://host/in.mp4 in.wav",
+        "download it first, or use `latentsync-trt batch`, which reads addresses",
+    ),
+    (
+        f"{SYNC} --encoder nvenc",
+        "NVENC needs an NVIDIA GPU that encodes h264, and its driver; use --encoder x264",
+    ),
     (f"{SYNC} --resolution 192", "--resolution 192: bundle demo is made for"),
     ("export --unet none.pt", "none.pt: no such file or folder"),
     ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
-    ("build --bundle SMALL --device 0,1", "--device 0,1: one clip runs on one GPU; give its number, or use"),
+    (
+        "build --bundle SMALL --device 0,1",
+        "--device 0,1: one clip runs on one GPU; give its number, or use",
+    ),
     (
         "bench --bundle SMALL --out options.toml",
         "options.toml: exists already; choose another name, or replace it with",
@@ -59,8 +85,14 @@ WRONG_USAGE = [
     ("sync", "no video; give one and its speech"),
     ("batch jobs.csv", "jobs.csv: has the columns 'vidoe, audio'; its first line must name"),
     ("doctor --config none.toml", "none.toml: no such file"),
-    ("doctor --config tables.toml", "tables.toml: snyc: is no table of a command, as [sync]; did you mean sync?"),
-    ("sync --config options.toml in.mp4 in.wav", "options.toml: [sync] prest: no such option; did you mean preset?"),
+    (
+        "doctor --config tables.toml",
+        "tables.toml: snyc: is no table of a command, as [sync]; did you mean sync?",
+    ),
+    (
+        "sync --config options.toml in.mp4 in.wav",
+        "options.toml: [sync] prest: no such option; did you mean preset?",
+    ),
 ]
 
 FAILED = [
@@ -73,7 +105,9 @@ FAILED = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The current folder of all calls: a clip, files that are no clips, folders named as files; no bundle exported."""
+    """The current folder of all calls: a clip, files that are no clips, folders named as files; no
+    bundle exported.
+    """
     folder = tmp_path_factory.mktemp("usage")
     write_video(folder / "in.mp4", numbered(2))
     write_sound(folder / "in.wav", 0.08)
@@ -96,7 +130,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def call(line: str, *more: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Runs a command line with SMALL and EMPTY replaced; an exception other than SystemExit fails the test."""
+    """Runs a command line with SMALL and EMPTY replaced; an exception other than SystemExit fails
+    the test.
+    """
     words = [{"SMALL": str(small_bundle()), "EMPTY": ""}.get(word, word) for word in line.split()]
     result = CliRunner(env=env).invoke(main, [*words, *more], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
@@ -104,7 +140,8 @@ def call(line: str, *more: str, env: dict[str, str] | None = None) -> tuple[int,
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
-    ("line", "words", "code"), [(*case, 2) for case in WRONG_USAGE] + [(*case, 1) for case in FAILED]
+    ("line", "words", "code"),
+    [(*case, 2) for case in WRONG_USAGE] + [(*case, 1) for case in FAILED],
 )
 def test_exit_code_and_message(line: str, words: str, code: int) -> None:
     found, out, err = call(line)
@@ -143,7 +180,9 @@ def test_paths_that_look_like_urls() -> None:
 @pytest.mark.parametrize("value", [LONG, "in.wav"])
 def test_folders_named_by_variables_may_be_wrong(value: str) -> None:
     for line in ("doctor", "setup --use none", "cache ls", "build"):
-        code, out, err = call(line, env=dict.fromkeys((CHECKPOINTS_VARIABLE, CACHE_VARIABLE), value))
+        code, out, err = call(
+            line, env=dict.fromkeys((CHECKPOINTS_VARIABLE, CACHE_VARIABLE), value)
+        )
         assert code in (0, 1, 2)
         assert out or err.startswith("error: ")
 
@@ -152,7 +191,14 @@ def test_a_pipe_that_cannot_encode_our_signs_gets_codes_for_them(tmp_path: Path)
     """As Windows pipes them: most signs are not in code page 1252."""
     script = "import sys; from latentsync_trt.cli import main; main(sys.argv[1:])"
     make_bundle(tmp_path / "引擎")
-    environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252", CHECKPOINTS_VARIABLE: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script, "doctor"], env=environment, capture_output=True, timeout=600)
+    environment = {
+        **os.environ,
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "cp1252",
+        CHECKPOINTS_VARIABLE: str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, "doctor"], env=environment, capture_output=True, timeout=600
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"\u5f15\u64ce: model 1.6" in done.stdout

@@ -40,7 +40,9 @@ def sentence() -> Float32Array:
 def hum(samples: int, level: float) -> Float32Array:
     """A chord, as music under speech."""
     times_s = np.arange(samples) / SAMPLE_RATE_HZ
-    return sum(level * np.sin(2 * np.pi * hz * times_s) for hz in (220.0, 261.6, 329.6)).astype(np.float32)  # type: ignore[union-attr]
+    return sum(level * np.sin(2 * np.pi * hz * times_s) for hz in (220.0, 261.6, 329.6)).astype(
+        np.float32
+    )  # type: ignore[union-attr]
 
 
 def noise(samples: int, level: float) -> Float32Array:
@@ -49,9 +51,13 @@ def noise(samples: int, level: float) -> Float32Array:
 
 @pytest.mark.parametrize("under", ["nothing", "noise", "music"])
 def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
-    samples, level = np.pad(sentence(), SAMPLE_RATE_HZ), 10 ** (-10 / 20) * float(sentence().std())
-    below = {"nothing": noise, "noise": noise, "music": hum}[under](len(samples), 0 if under == "nothing" else level)
-    speech, mouth = find_speech(lambda: np.array_split(samples + below, 7)), spoken_mouth()
+    samples = np.pad(sentence(), SAMPLE_RATE_HZ)
+    level = 10 ** (-10 / 20) * float(sentence().std())
+    below = {"nothing": noise, "noise": noise, "music": hum}[under](
+        len(samples), 0 if under == "nothing" else level
+    )
+    speech = find_speech(lambda: np.array_split(samples + below, 7))
+    mouth = spoken_mouth()
     opened = 1 + np.flatnonzero(mouth.opening > 0.1) / MODEL_FPS
     assert within(opened, speech.spans_s).mean() > 0.99
     rest = np.arange(0, 0.95, 0.04)
@@ -61,19 +67,24 @@ def test_speech_is_found_alone_and_over_noise_and_music(under: str) -> None:
 
 @pytest.mark.parametrize("level_db", [0, -60])
 def test_nobody_speaks_in_noise_music_and_silence_at_any_level(level_db: int) -> None:
-    seconds, gain = 4 * SAMPLE_RATE_HZ, 10 ** (level_db / 20)
+    seconds = 4 * SAMPLE_RATE_HZ
+    gain = 10 ** (level_db / 20)
     for sound in (np.zeros(seconds), noise(seconds, 0.1), hum(seconds, 0.2), np.zeros(1)):
         quiet = in_16_bits((gain * sound).astype(np.float32))
         assert find_speech(lambda quiet=quiet: [quiet]).spans_s == ()  # type: ignore[misc]
     assert not find_speech(list).spans_s
     assert "no speech found" in str(find_speech(lambda: [hum(seconds, 0.1)]).notice)
-    room = in_16_bits(np.concatenate([sentence(), noise(10 * SAMPLE_RATE_HZ, 0.1 * gain), sentence()]))
+    room = in_16_bits(
+        np.concatenate([sentence(), noise(10 * SAMPLE_RATE_HZ, 0.1 * gain), sentence()])
+    )
     pause_s = np.arange(1, 9, 0.1) + len(sentence()) / SAMPLE_RATE_HZ
     assert not within(pause_s, find_speech(lambda: [room]).spans_s).any()
 
 
 def kept(quiet: Float32Array, from_s: float = 0, full: Float32Array | None = None) -> float:
-    """The share of what is speech in the sentence at its full level that is speech in `quiet` too, from there on."""
+    """The share of what is speech in the sentence at its full level that is speech in `quiet` too,
+    from there on.
+    """
     loud = sentence() if full is None else full
     times_s = np.arange(0, len(loud) / SAMPLE_RATE_HZ, 0.01)
     times_s = times_s[within(times_s, find_speech(lambda: [loud]).spans_s)]
@@ -84,13 +95,18 @@ def in_16_bits(samples: Float32Array) -> Float32Array:
     return (np.rint(samples * 32768) / 32768).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["the demo's", "demo1_audio.wav", "demo2_audio.wav", "demo3_audio.wav"])
+@pytest.mark.parametrize(
+    "name", ["the demo's", "demo1_audio.wav", "demo2_audio.wav", "demo3_audio.wav"]
+)
 @pytest.mark.parametrize(("level_db", "least_in_16_bits"), [(-30, 0.98), (-60, 0.92)])
 def test_speech_is_found_at_any_level(
     request: pytest.FixtureRequest, name: str, level_db: int, least_in_16_bits: float
 ) -> None:
     """16 bits leave 20 dB between speech at −60 dB and their rounding."""
-    full = sentence() if name == "the demo's" else read_audio(request.getfixturevalue("assets") / name)
+    if name == "the demo's":
+        full = sentence()
+    else:
+        full = read_audio(request.getfixturevalue("assets") / name)
     quiet = full * np.float32(10 ** (level_db / 20))
     assert kept(quiet, full=full) == 1
     assert kept(in_16_bits(quiet), full=full) >= least_in_16_bits
@@ -98,7 +114,11 @@ def test_speech_is_found_at_any_level(
 
 def test_quiet_speech_is_found_beside_louder_sounds() -> None:
     """A cough, other speech, a long pause with room noise: their level does not decide."""
-    cough = 0.9 * noise(SAMPLE_RATE_HZ // 4, 1).clip(-1, 1) * np.exp(-np.arange(SAMPLE_RATE_HZ // 4) / 1500)
+    cough = (
+        0.9
+        * noise(SAMPLE_RATE_HZ // 4, 1).clip(-1, 1)
+        * np.exp(-np.arange(SAMPLE_RATE_HZ // 4) / 1500)
+    )
     quiet = np.float32(1e-3) * sentence()
     assert kept(np.concatenate([cough.astype(np.float32), quiet]), 0.25) > 0.9
     assert kept(np.concatenate([sentence(), 3 * quiet]), len(sentence()) / SAMPLE_RATE_HZ) > 0.8
@@ -108,8 +128,11 @@ def test_quiet_speech_is_found_beside_louder_sounds() -> None:
 
 
 def test_sound_as_loud_as_speech_that_is_silenced_is_named() -> None:
-    """Music, with what makes the mouth follow it; coughs, soft music and silence are nothing to speak of."""
-    speech, music = sentence(), 2 * hum(3 * SAMPLE_RATE_HZ, 0.04)
+    """Music, with what makes the mouth follow it; coughs, soft music and silence are nothing to
+    speak of.
+    """
+    speech = sentence()
+    music = 2 * hum(3 * SAMPLE_RATE_HZ, 0.04)
     for level_db in (0, -40):
         gain = np.float32(10 ** (level_db / 20))
         notice = str(find_speech(lambda gain=gain: [gain * speech, gain * music]).notice)  # type: ignore[misc]
@@ -123,19 +146,27 @@ def test_what_the_network_remembers_goes_on_from_run_to_run() -> None:
     gains = np.ones(len(parts))
     with closing(VoiceActivity()) as whole, closing(VoiceActivity()) as pieces:
         expected = whole.chances(parts, gains)
-        found = [pieces.chances(parts[at : at + 7], gains[at : at + 7]) for at in range(0, len(parts), 7)]
+        found = [
+            pieces.chances(parts[at : at + 7], gains[at : at + 7]) for at in range(0, len(parts), 7)
+        ]
     assert np.allclose(np.concatenate(found), expected, atol=1e-5)
 
 
 def steps(*parts: tuple[float, float]) -> Float32Array:
     """Probabilities that last for some seconds each."""
-    stretches = (np.full(round(length_s / STEP_S), chance, np.float32) for chance, length_s in parts)
+    stretches = (
+        np.full(round(length_s / STEP_S), chance, np.float32) for chance, length_s in parts
+    )
     return np.concatenate([np.zeros(0, np.float32), *stretches])
 
 
 def test_speech_lasts_through_short_dips_and_pauses_and_clicks_are_none() -> None:
-    dip, pause, click = (0.4, 0.2), (0.1, 0.15), (0.9, 0.06)
-    chances = steps((0.1, 1), (0.9, 0.5), dip, (0.9, 0.5), pause, (0.9, 0.5), (0.1, 1), click, (0.1, 1))
+    dip = (0.4, 0.2)
+    pause = (0.1, 0.15)
+    click = (0.9, 0.06)
+    chances = steps(
+        (0.1, 1), (0.9, 0.5), dip, (0.9, 0.5), pause, (0.9, 0.5), (0.1, 1), click, (0.1, 1)
+    )
     assert len(spans_of(chances)) == 1
     start_s, end_s = spans_of(chances)[0]
     assert abs(start_s - (1 - BEFORE_S)) < STEP_S
@@ -171,11 +202,20 @@ def opened_speech(*paths: Path, **options: Any) -> AbstractContextManager[OpenSp
 
 @pytest.mark.parametrize("silence", ["closed", "model"])
 def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Silence) -> None:
-    """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
+    """The same windows as beyond the recording's end, though music goes on; where somebody speaks,
+    both are heard.
+    """
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
-    path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
+    path = write_samples(
+        tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ
+    )
     with opened_speech(path, silence=silence) as opened:
-        times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
+        times_s = [
+            Fraction(0.5),
+            Fraction(3),
+            Fraction(len(speech) / SAMPLE_RATE_HZ - 1),
+            Fraction(1000),
+        ]
         before, spoken, after, beyond = opened.windows(0, times_s)
     assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
     assert spoken.min() > beyond.max() + 0.3
@@ -185,8 +225,11 @@ def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
     """The lips get what they would get from one of them."""
     speech = np.stack([sentence(), -sentence()], axis=1)
     mono = write_samples(tmp_path / "mono.wav", speech[:, 0], SAMPLE_RATE_HZ)
-    with opened_speech(mono, write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ)) as opened:
+    with opened_speech(
+        mono, write_samples(tmp_path / "stereo.wav", speech, SAMPLE_RATE_HZ)
+    ) as opened:
         (notice,) = opened.notices
         times_s = [Fraction(index, MODEL_FPS) for index in range(100)]
         assert np.array_equal(opened.windows(0, times_s), opened.windows(1, times_s))
-    assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice  # of 5.1, without the silence before
+    # of 5.1, without the silence before
+    assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice

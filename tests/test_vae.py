@@ -1,4 +1,6 @@
-"""The VAE between pictures and latents: integer pictures give the same results as float ones through its graphs."""
+"""The VAE between pictures and latents: integer pictures give the same results as float ones
+through its graphs.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,18 +26,23 @@ STEP = 1 / 65535
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
     graphs = ["vae_encoder", "vae_decoder"]
-    with closing(open_model(Bundle.load(small_bundle()), Selection("cpu"), RuntimeOptions(), graphs)) as opened:
+    with closing(
+        open_model(Bundle.load(small_bundle()), Selection("cpu"), RuntimeOptions(), graphs)
+    ) as opened:
         yield opened
 
 
 def faces(count: int, seed: int = 5) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, RESOLUTION_PX, RESOLUTION_PX, 3), np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (count, RESOLUTION_PX, RESOLUTION_PX, 3), np.uint8
+    )
 
 
 def run(graph: str, array: np.ndarray) -> np.ndarray:
     """A graph on floats, in batches of its size."""
     session = Session(small_bundle() / f"{graph}.onnx")
-    name, size = session.inputs[0].name, session.inputs[0].shape[0]
+    name = session.inputs[0].name
+    size = session.inputs[0].shape[0]
     filled = np.resize(array, (-(-len(array) // int(size)) * int(size), *array.shape[1:]))
     results = [session.run({name: part})[0] for part in np.split(filled, len(filled) // int(size))]
     return np.concatenate(results)[: len(array)]
@@ -46,8 +53,11 @@ def as_images(pictures: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_faces_are_encoded_whole_and_masked_and_decoded_to_sixteen_bits(model: Model, count: int) -> None:
-    mask, images = mouth_mask(RESOLUTION_PX), as_images(faces(count))
+def test_faces_are_encoded_whole_and_masked_and_decoded_to_sixteen_bits(
+    model: Model, count: int
+) -> None:
+    mask = mouth_mask(RESOLUTION_PX)
+    images = as_images(faces(count))
     masked, whole = model.vae.encode_faces(faces(count), mask)
     np.testing.assert_array_equal(whole, run("vae_encoder", images))
     np.testing.assert_array_equal(masked, run("vae_encoder", images * mask))
@@ -60,10 +70,14 @@ def test_faces_are_encoded_whole_and_masked_and_decoded_to_sixteen_bits(model: M
 
 
 def test_buffers_share_no_memory_with_inputs_or_results(model: Model) -> None:
-    """Buffers are used again for the next batch: neither the caller's arrays nor the results may be those buffers."""
-    pictures, latents = faces(4), np.random.default_rng(1).standard_normal((4, 4, LATENT_SIDE, LATENT_SIDE), np.float32)
+    """Buffers are used again for the next batch: neither the caller's arrays nor the results may be
+    those buffers.
+    """
+    pictures = faces(4)
+    latents = np.random.default_rng(1).standard_normal((4, 4, LATENT_SIDE, LATENT_SIDE), np.float32)
     given = pictures.copy(), latents.copy()
-    encoded, painted = model.vae.encode_faces(pictures, mouth_mask(RESOLUTION_PX)), model.vae.decode_faces(latents)
+    encoded = model.vae.encode_faces(pictures, mouth_mask(RESOLUTION_PX))
+    painted = model.vae.decode_faces(latents)
     kept = [array.copy() for array in (*encoded, *painted)]
     model.vae.encode_faces(faces(4, seed=6), mouth_mask(RESOLUTION_PX))
     model.vae.decode_faces(-latents)

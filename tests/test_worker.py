@@ -1,4 +1,6 @@
-"""Workers in this process and in a child: paths and URLs, clips that fail, are stopped or killed."""
+"""Workers in this process and in a child: paths and URLs, clips that fail, are stopped or
+killed.
+"""
 
 import os
 import platform
@@ -118,7 +120,9 @@ def test_a_clip_goes_on_where_it_failed(worker: Worker, tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.mkv", "face.mp4", "speech.wav"]
 
 
-def test_a_provider_that_fails_ends_the_worker(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_provider_that_fails_ends_the_worker(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
     def fail(_: Progress) -> None:
         raise InferenceError("vae_encoder on cuda: illegal memory access")
 
@@ -139,13 +143,19 @@ def s3(clip: tuple[Path, Path]) -> Iterator[Any]:
 
 
 def test_all_files_by_url(worker: Worker, s3: Any, scratch: Path, tmp_path: Path) -> None:
-    music, bucket = write_sound(tmp_path / "speech.wav", FRAMES / 25, clicks_s=(0.5,)), f"s3://{BUCKET}"
+    music = write_sound(tmp_path / "speech.wav", FRAMES / 25, clicks_s=(0.5,))
+    bucket = f"s3://{BUCKET}"
     s3.put_file(str(music), f"{BUCKET}/music/speech.wav")  # of the same name as the speech
     options = replace(FAST, mix=f"{bucket}/music/speech.wav", report=f"{bucket}/out/page.html")
-    named = Task("s3", f"{bucket}/in/face.mp4", f"{bucket}/in/speech.wav", f"{bucket}/out/a.mkv", options)
+    named = Task(
+        "s3", f"{bucket}/in/face.mp4", f"{bucket}/in/speech.wav", f"{bucket}/out/a.mkv", options
+    )
     made = worker.run(named, lambda _: None, GO_ON)
     assert made["output"] == f"{bucket}/out/a.mkv"
-    assert s3.ls(f"{BUCKET}/out", refresh=True) == [f"{BUCKET}/out/a.mkv", f"{BUCKET}/out/page.html"]
+    assert s3.ls(f"{BUCKET}/out", refresh=True) == [
+        f"{BUCKET}/out/a.mkv",
+        f"{BUCKET}/out/page.html",
+    ]
     s3.get_file(f"{BUCKET}/out/a.mkv", str(tmp_path / "a.mkv"))
     assert len(decoded(tmp_path / "a.mkv")) == FRAMES
     assert b"<html" in s3.cat(f"{BUCKET}/out/page.html")
@@ -157,7 +167,9 @@ def test_what_cannot_be_uploaded_is_kept(
 ) -> None:
     (tmp_path / "file").touch()
     url = (tmp_path / "file" / "a.mp4").as_uri()
-    with pytest.raises(TaskError, match=rf"^{url}: cannot be .*; what is finished is kept") as error:
+    with pytest.raises(
+        TaskError, match=rf"^{url}: cannot be .*; what is finished is kept"
+    ) as error:
         worker.run(task(clip, url), lambda _: None, GO_ON)
     (kept,) = scratch.iterdir()
     assert str(error.value).endswith(f"{kept}: a.mp4")
@@ -173,12 +185,16 @@ def test_a_child_goes_on_after_canceled_and_failed_clips_until_it_is_closed(
 ) -> None:
     own = task(clip, tmp_path / "a.mkv")
     slow = replace(own, options=replace(FAST, steps=3))  # to be stopped while it is painted
-    worker, canceled = WorkerHandle("cpu", SETTINGS), threading.Event()
+    worker = WorkerHandle("cpu", SETTINGS)
+    canceled = threading.Event()
     worker.start()
     pid = worker.pid
     with pytest.raises(Canceled):
         worker.run(slow, at("painting first frames", canceled.set), canceled)
-    for video, words, usage in ((str(tmp_path / "none.mp4"), "no such file", True), (own.audio, "no video", False)):
+    for video, words, usage in (
+        (str(tmp_path / "none.mp4"), "no such file", True),
+        (own.audio, "no video", False),
+    ):
         with pytest.raises(TaskError, match=words) as failed:
             worker.run(replace(own, video=str(video)), lambda _: None, GO_ON)
         assert failed.value.usage is usage
@@ -197,8 +213,10 @@ def test_a_child_goes_on_after_canceled_and_failed_clips_until_it_is_closed(
 def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(tmp_path: Path) -> None:
     worker = WorkerHandle("cpu", SETTINGS, new_child=partial(Child, hold))
     worker.start()
-    worker.hung_s, worker.cancel_s = 10.0, 0.5
-    stuck, canceled = worker.pid or 0, threading.Event()
+    worker.hung_s = 10.0
+    worker.cancel_s = 0.5
+    stuck = worker.pid or 0
+    canceled = threading.Event()
 
     def cancel_when_noticed() -> None:
         until(lambda: worker.hangs)
@@ -206,22 +224,37 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(tmp_path: Path) -> 
 
     canceling = threading.Thread(target=cancel_when_noticed)
     with pytest.raises(WorkerLost, match=r"did not obey a cancel within 0\.5 s"):
-        worker.run(Task("stuck", "v", "a", str(tmp_path / "a.mp4")), at("lip-sync", canceling.start), canceled)
+        worker.run(
+            Task("stuck", "v", "a", str(tmp_path / "a.mp4")),
+            at("lip-sync", canceling.start),
+            canceled,
+        )
     canceling.join()
     assert not worker.hangs and not psutil.pid_exists(stuck)
 
 
-def test_clips_longer_than_allowed_end(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
-    own = replace(task(clip, tmp_path / "a.mkv"), most_s=-0.4)  # 0.1 s, as half a second is tolerated
+def test_clips_longer_than_allowed_end(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
+    # 0.1 s, as half a second is tolerated
+    own = replace(task(clip, tmp_path / "a.mkv"), most_s=-0.4)
     with pytest.raises(TaskError, match=r"lasts longer than -0\.4 s") as failed:
         worker.run(own, lambda _: None, GO_ON)
     assert failed.value.usage
 
 
-def test_another_bundle_is_opened_while_no_clip_runs(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
-    begun, waits, stages = threading.Event(), threading.Event(), list[str]()
+def test_another_bundle_is_opened_while_no_clip_runs(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
+    begun = threading.Event()
+    waits = threading.Event()
+    stages = list[str]()
     first = task(clip, tmp_path / "a.mp4")
-    other = replace(first, output=str(tmp_path / "b.mp4"), bundle=str(shutil.copytree(small_bundle(), tmp_path / "b")))
+    other = replace(
+        first,
+        output=str(tmp_path / "b.mp4"),
+        bundle=str(shutil.copytree(small_bundle(), tmp_path / "b")),
+    )
 
     def wait(_: Progress) -> None:
         begun.set()
@@ -236,7 +269,10 @@ def test_another_bundle_is_opened_while_no_clip_runs(worker: Worker, clip: tuple
         assert begun.wait(PATIENCE_S)
         second = threads.submit(worker.run, other, note, GO_ON)
         assert running.result(PATIENCE_S)["frames"] == second.result(PATIENCE_S)["frames"] == FRAMES
-    assert list(dict.fromkeys(stages))[:2] == ["waiting for clips with another bundle", "opening networks"]
+    assert list(dict.fromkeys(stages))[:2] == [
+        "waiting for clips with another bundle",
+        "opening networks",
+    ]
     with pytest.raises(TaskError, match="none: no bundle there"):
         worker.run(replace(first, bundle=str(tmp_path / "none")), note, GO_ON)
 
@@ -245,7 +281,9 @@ React = Callable[[Event, list[Event], Callable[[str], bool]], None]
 
 
 def run_both(pair: WorkerHandle, both: tuple[Task, Task], react: React) -> list[Event]:
-    """Runs both on one worker; returns all events. `react` gets each of them, all so far, and what cancels a task."""
+    """Runs both on one worker; returns all events. `react` gets each of them, all so far, and what
+    cancels a task.
+    """
     events = list[Event]()
 
     def note(event: Event) -> None:
@@ -263,13 +301,17 @@ def run_both(pair: WorkerHandle, both: tuple[Task, Task], react: React) -> list[
 def pair() -> Iterator[WorkerHandle]:
     """A worker of two clips at a time, each of which ends when its output exists."""
     settings = replace(SETTINGS, most_bytes=0.3e9)
-    with closing(WorkerHandle("gpu 0", settings, at_once=2, new_child=partial(Child, hold))) as made:
+    with closing(
+        WorkerHandle("gpu 0", settings, at_once=2, new_child=partial(Child, hold))
+    ) as made:
         yield made
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Task, Task]:
-    return Task("large", "v", "a", str(tmp_path / "large")), Task("small", "v", "a", str(tmp_path / "small"))
+    return Task("large", "v", "a", str(tmp_path / "large")), Task(
+        "small", "v", "a", str(tmp_path / "small")
+    )
 
 
 def finished(events: list[Event]) -> list[str]:
@@ -281,7 +323,9 @@ def moves(event: Event, events: list[Event]) -> int:
     return isinstance(event, Moved) and sum(isinstance(each, Moved) for each in events)
 
 
-def test_a_process_syncs_two_clips_and_one_is_canceled(pair: WorkerHandle, two: tuple[Task, Task]) -> None:
+def test_a_process_syncs_two_clips_and_one_is_canceled(
+    pair: WorkerHandle, two: tuple[Task, Task]
+) -> None:
     def cancel_one(event: Event, events: list[Event], cancel: Callable[[str], bool]) -> None:
         if moves(event, events) == 2:
             assert cancel("large")
@@ -290,7 +334,10 @@ def test_a_process_syncs_two_clips_and_one_is_canceled(pair: WorkerHandle, two: 
                 Path(each.output).touch()
 
     events = run_both(pair, two, cancel_one)
-    assert sorted(each.worker for each in events if isinstance(each, Started)) == ["gpu 0.1", "gpu 0.2"]
+    assert sorted(each.worker for each in events if isinstance(each, Started)) == [
+        "gpu 0.1",
+        "gpu 0.2",
+    ]
     assert finished(events) == ["small"]
 
 
@@ -312,7 +359,9 @@ def test_a_clip_that_crashes_two_workers_fails_and_the_one_beside_it_is_done(
     assert Counter((each.task_id, each.again) for each in failures) == {
         ("crash", True): 1, ("small", True): 1, ("crash", False): 1,
     }  # fmt: skip
-    assert failures[-1].message.startswith(f"{tmp_path / 'bad.mp4'}: this file makes the decoder crash")
+    assert failures[-1].message.startswith(
+        f"{tmp_path / 'bad.mp4'}: this file makes the decoder crash"
+    )
     assert "SIGSEGV" in failures[-1].message
     assert finished(events) == ["small"]
 
@@ -328,7 +377,9 @@ def test_freed_memory_goes_back_to_the_system() -> None:
     assert last
 
 
-@pytest.mark.parametrize(("code", "crashed"), [(-11, True), (0xC0000005, True), (0xC000013A, False), (1, False)])
+@pytest.mark.parametrize(
+    ("code", "crashed"), [(-11, True), (0xC0000005, True), (0xC000013A, False), (1, False)]
+)
 def test_exit_codes_of_a_crash(code: int, crashed: bool) -> None:
     """On Windows an access violation is one, and Ctrl-C none."""
     assert bool(Ended(code, "").crash) == crashed
@@ -345,7 +396,11 @@ def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
 
     events = run_both(pair, two, grow)
     failures = [each for each in events if isinstance(each, Failed)]
-    assert {(each.task_id, each.again) for each in failures} == {("large", True), ("small", True), ("large", False)}
+    assert {(each.task_id, each.again) for each in failures} == {
+        ("large", True),
+        ("small", True),
+        ("large", False),
+    }
     assert finished(events) == ["small"]
     assert pair.at_once == 1
     assert "needs more than 0.3 GB of memory, the most for a worker here" in failures[-1].message
@@ -361,24 +416,36 @@ def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
         ("cuda", "all", (1,), {}, None),
     ],
 )
-def test_a_gpu_has_a_process_of_two_clips_and_a_broken_one_is_left_out_or_an_error_where_it_is_named(
-    gpus: list[Gpu], provider: str, device: str, broken: tuple[int, ...], given: dict[str, Any], expected: Any
+def test_a_gpu_has_a_process_of_two_clips_and_a_broken_one_is_left_out_or_refused(
+    gpus: list[Gpu],
+    provider: str,
+    device: str,
+    broken: tuple[int, ...],
+    given: dict[str, Any],
+    expected: Any,
 ) -> None:
     gpus[:] = [replace(each, name="broken") if each.index in broken else each for each in gpus]
-    low_memory, notices = given.pop("low_memory", False), list[str]()
-    settings = replace(SETTINGS, provider=provider, runtime=RuntimeOptions(device=device, low_memory=low_memory))
+    low_memory = given.pop("low_memory", False)
+    notices = list[str]()
+    settings = replace(
+        SETTINGS, provider=provider, runtime=RuntimeOptions(device=device, low_memory=low_memory)
+    )
     if expected is None:
         with pytest.raises(ProviderUnavailable, match="cuda: it is broken"):
             make_workers(settings)
         return
     made = make_workers(settings, **given, on_notice=notices.append)
     assert [slot for each in made for slot in slot_names(each)] == expected
-    assert [text.partition(" is left out: ")[0] for text in notices] == [f"GPU {number}" for number in broken]
+    assert [text.partition(" is left out: ")[0] for text in notices] == [
+        f"GPU {number}" for number in broken
+    ]
 
 
 def test_a_worker_that_dies_while_it_starts() -> None:
     with (
         closing(WorkerHandle("gpu 1", SETTINGS, new_child=partial(Child, die))) as worker,
-        pytest.raises(WorkerLost, match=r"^gpu 1: its process ended with exit code 1: no such driver$"),
+        pytest.raises(
+            WorkerLost, match=r"^gpu 1: its process ended with exit code 1: no such driver$"
+        ),
     ):
         worker.start()

@@ -46,22 +46,29 @@ def write_noise(path: Path, sound: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
 @pytest.mark.parametrize("name", ["out.mov", "out.mkv"])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str) -> None:
-    """While it is written, and on closing: the index comes last, at the end of Matroska files, and at the front of
-    others, which moves all the rest. The part with the picture alone has room."""
-    sound, output = write_samples(tmp_path / "sound.wav", spoken(2, 16_000), 16_000), tmp_path / "full" / name
+    """While it is written, and on closing: the index comes last, at the end of Matroska files, and
+    at the front of others, which moves all the rest. The part with the picture alone has room.
+    """
+    sound = write_samples(tmp_path / "sound.wav", spoken(2, 16_000), 16_000)
+    output = tmp_path / "full" / name
     write_noise(tmp_path / name, sound)
     size_bytes = (tmp_path / name).stat().st_size
     output.parent.mkdir()
     output.write_bytes(b"earlier output")
     for limit in (size_bytes // 2, size_bytes - 20):
-        with largest_file(limit), pytest.raises(OutputError, match=rf"{name}: cannot be written: File too large"):
+        with (
+            largest_file(limit),
+            pytest.raises(OutputError, match=rf"{name}: cannot be written: File too large"),
+        ):
             write_noise(output, sound)
         assert [*output.parent.iterdir()] == [output]
         assert output.read_bytes() == b"earlier output"
 
 
 LINKS = pytest.mark.skipif(os.name == "nt", reason="needs a right on Windows")
-NOT_AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+NOT_AS_ROOT = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere"
+)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +81,15 @@ NOT_AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0
         pytest.param("locked/out.mp4", "not writable", marks=NOT_AS_ROOT),
         pytest.param("protected.mp4", "is write-protected", marks=NOT_AS_ROOT),
         pytest.param(
-            "device.mp4", "a device or a pipe", marks=pytest.mark.skipif(os.name == "nt", reason="no devices")
+            "device.mp4",
+            "a device or a pipe",
+            marks=pytest.mark.skipif(os.name == "nt", reason="no devices"),
         ),
     ],
 )
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, name: str, message: str
+) -> None:
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "locked").mkdir(0o500)
     (tmp_path / "protected.mp4").touch(0o400)
@@ -94,14 +105,24 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: P
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(tmp_path: Path, parts: int) -> None:
-    """As a mount point, and on Windows a file that a player has open; here by a folder that appeared meanwhile."""
-    output, earlier = tmp_path / "out.mp4", tmp_path / "out-1.mp4"
+def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(
+    tmp_path: Path, parts: int
+) -> None:
+    """As a mount point, and on Windows a file that a player has open; here by a folder that
+    appeared meanwhile.
+    """
+    output = tmp_path / "out.mp4"
+    earlier = tmp_path / "out-1.mp4"
     earlier.write_bytes(b"of an earlier run")
     work = Work({}) if parts > 1 else None
     info = replace(picture_info(64, 64, rgb=False), frames_per_s=Fraction(1), time_base=Fraction(1))
     writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), work=work)
-    with pytest.raises(OutputError, match=r"out\.mp4: cannot be written: .* is kept as .*out-2\.mp4") as caught, writer:
+    with (
+        pytest.raises(
+            OutputError, match=r"out\.mp4: cannot be written: .* is kept as .*out-2\.mp4"
+        ) as caught,
+        writer,
+    ):
         for index in range(30 * parts):
             frame = frame_at(index, np.zeros((64, 64, 3), np.uint8))
             writer.write(replace(frame, time_s=Fraction(index), duration_s=Fraction(1)))
@@ -113,7 +134,9 @@ def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(tmp_path
 
 
 def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
-    """A hard link is what another case is on a disk that does not tell cases apart: one file with two names."""
+    """A hard link is what another case is on a disk that does not tell cases apart: one file with
+    two names.
+    """
     clip = write_video(tmp_path / "clip.mp4", numbered(2))
     (tmp_path / "CLIP.MP4").hardlink_to(clip)
     (tmp_path / "link.mp4").symlink_to(clip)

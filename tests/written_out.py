@@ -1,4 +1,6 @@
-"""Graphs of the CUDA form for the CPU: what only the CUDA provider has kernels for is written out in ONNX's own ops."""
+"""Graphs of the CUDA form for the CPU: what only the CUDA provider has kernels for is written out
+in ONNX's own ops.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +13,16 @@ Shape = tuple[int, ...]
 
 
 def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model`, whose shapes are all known, with those ops replaced by what their documentation says they compute."""
+    """`model`, whose shapes are all known, with those ops replaced by what their documentation says
+    they compute.
+    """
     writer = _Writer(model)
     for node in model.graph.node:
-        write = getattr(writer, f"write_{node.op_type}", None) if node.domain.startswith("com.m") else None
+        write = (
+            getattr(writer, f"write_{node.op_type}", None)
+            if node.domain.startswith("com.m")
+            else None
+        )
         writer.nodes.append(node) if write is None else write(node)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -29,7 +37,10 @@ class _Writer:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
-        self.shapes = {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in values}
+        self.shapes = {
+            value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+            for value in values
+        }
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._count = 0
@@ -44,9 +55,12 @@ class _Writer:
         self._norm(node, total)
 
     def write_BiasSplitGelu(self, node: onnx.NodeProto) -> None:
-        left, right = f"{node.output[0]}_left", f"{node.output[0]}_right"
+        left = f"{node.output[0]}_left"
+        right = f"{node.output[0]}_right"
         biased = self._op("Add", node.input[0], node.input[1])
-        self.nodes.append(helper.make_node("Split", [biased], [left, right], axis=-1, num_outputs=2))
+        self.nodes.append(
+            helper.make_node("Split", [biased], [left, right], axis=-1, num_outputs=2)
+        )
         self._op("Mul", left, self._op("Gelu", right), output=node.output[0])
 
     def write_BiasAdd(self, node: onnx.NodeProto) -> None:
@@ -68,10 +82,17 @@ class _Writer:
         axes = self._constant([1, 3], np.int64)
         centered = self._op("Sub", grouped, self._op("ReduceMean", grouped, axes))
         variance = self._op("ReduceMean", self._op("Mul", centered, centered), axes)
-        deviation = self._op("Sqrt", self._add(variance, self._constant(settings["epsilon"], np.float32)))
-        normed = self._reshape(self._op("Div", centered, deviation), (count, height, width, channels))
+        deviation = self._op(
+            "Sqrt", self._add(variance, self._constant(settings["epsilon"], np.float32))
+        )
+        normed = self._reshape(
+            self._op("Div", centered, deviation), (count, height, width, channels)
+        )
         normed = self._add(self._op("Mul", normed, node.input[1]), node.input[2])
-        other = self._op("Sigmoid", normed) if settings["activation"] else self._constant(1, np.float32)
+        if settings["activation"]:
+            other = self._op("Sigmoid", normed)
+        else:
+            other = self._constant(1, np.float32)
         self._op("Mul", normed, other, output=node.output[0])
 
     def _add(self, x: str, *others: str) -> str:

@@ -1,4 +1,6 @@
-"""ComfyUI's pictures, sound and texts to files and options, and back; imports nothing of ComfyUI."""
+"""ComfyUI's pictures, sound and texts to files and options, and back; imports nothing of
+ComfyUI.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -26,15 +28,18 @@ _LARGEST_DENOMINATOR = 1001  # of usual frame rates, as in 30000/1001
 
 
 def write_images(path: Path, images: Any, fps: Any) -> Path:
-    """Writes IMAGE, floats `(N, H, W, 3)` in 0 to 1, rounded to 8 bits, without further loss. Returns `path`.
+    """Writes IMAGE, floats `(N, H, W, 3)` in 0 to 1, rounded to 8 bits, without further loss.
+    Returns `path`.
 
     Raises:
-        InputError: there are no pictures, they have other channels than red, green and blue or values that are no
-            numbers, or `fps` is no frame rate.
+        InputError: there are no pictures, they have other channels than red, green and blue or
+            values that are no numbers, or `fps` is no frame rate.
     """
     _check_floats("images", images, "(pictures, height, width, 3)")
     if images.shape[-1] != 3:
-        raise InputError(f"images: have {images.shape[-1]} channels instead of 3; convert them to RGB")
+        raise InputError(
+            f"images: have {images.shape[-1]} channels instead of 3; convert them to RGB"
+        )
     rate = Fraction(_number("fps", fps, FPS_LIMITS)).limit_denominator(_LARGEST_DENOMINATOR)
     write_pictures(path, _bytes_of(images), fps=rate, lossless=True)
     return path
@@ -60,8 +65,8 @@ def write_sound(path: Path, audio: Any) -> Path:
     """Writes AUDIO, whose `waveform` is floats `(1, C, T)`, as it is. Returns `path`.
 
     Raises:
-        InputError: there is no sound, as of a video without any, or there are several recordings, values that are no
-            numbers, or no sample rate.
+        InputError: there is no sound, as of a video without any, or there are several recordings,
+            values that are no numbers, or no sample rate.
     """
     if not isinstance(audio, Mapping) or not {"waveform", "sample_rate"} <= audio.keys():
         raise InputError("audio: there is none, as of a video without sound; give a recording")
@@ -71,18 +76,27 @@ def write_sound(path: Path, audio: Any) -> Path:
         raise InputError(f"audio: is a batch of {waveform.shape[0]} recordings; give one")
     rate_hz = _number("audio: sample_rate", audio["sample_rate"], _RATE_LIMITS_HZ)
     if not rate_hz.is_integer():
-        raise InputError(f"audio: sample_rate {rate_hz}: is not a whole number; resample the recording")
+        raise InputError(
+            f"audio: sample_rate {rate_hz}: is not a whole number; resample the recording"
+        )
     wavfile.write(path, int(rate_hz), np.ascontiguousarray(_array_of("audio", waveform[0]).T))
     return path
 
 
 def _check_floats(name: str, tensor: Any, axes: str) -> None:
-    """Raises `InputError` unless `tensor` is one of floating-point numbers with these `axes`, and not empty."""
+    """Raises `InputError` unless `tensor` is one of floating-point numbers with these `axes`, and
+    not empty.
+    """
     if not isinstance(tensor, torch.Tensor):
-        raise InputError(f"{name}: there is no tensor, but {type(tensor).__name__}; connect an output that has one")
+        raise InputError(
+            f"{name}: there is no tensor, but "
+            f"{type(tensor).__name__}; connect an output that has one"
+        )
     shape = tuple(tensor.shape)
     if len(shape) != axes.count(",") + 1 or not tensor.is_floating_point():
-        raise InputError(f"{name}: {tensor.dtype} of shape {shape}; give floating-point numbers of shape {axes}")
+        raise InputError(
+            f"{name}: {tensor.dtype} of shape {shape}; give floating-point numbers of shape {axes}"
+        )
     if not tensor.numel():
         raise InputError(f"{name}: nothing is in a tensor of shape {shape}; give one with content")
 
@@ -91,7 +105,9 @@ def _array_of(name: str, tensor: torch.Tensor) -> Float32Array:
     """The values of a tensor of any device and precision, with a gradient or without."""
     array: Float32Array = tensor.detach().to("cpu", torch.float32).numpy()
     if not np.isfinite(array).all():
-        raise InputError(f"{name}: has values that are NaN or infinite; look at the node that makes it")
+        raise InputError(
+            f"{name}: has values that are NaN or infinite; look at the node that makes it"
+        )
     return array
 
 
@@ -108,13 +124,16 @@ def _number(name: str, value: Any, limits: tuple[int, int]) -> float:
 
 
 def available(cls: type[Any]) -> list[str]:
-    """The options of `cls` that a node may set: none that names files, as anyone with ComfyUI's page could."""
+    """The options of `cls` that a node may set: none that names files, as anyone with ComfyUI's
+    page could.
+    """
     refused = {*file_fields(cls), "engine_cache", "overwrite", "resume", "speaker"}
     return [spec.name for spec in fields(cls) if spec.name not in refused]
 
 
 def options_of(cls: type[T], widgets: Mapping[str, Any], text: str | None) -> T:
-    """Options from a node's widgets, and from a text with a line `name = value` for each, which overrides them.
+    """Options from a node's widgets, and from a text with a line `name = value` for each, which
+    overrides them.
 
     Raises:
         InputError: there is no such option, its value cannot be used, or it names a file.
@@ -123,7 +142,9 @@ def options_of(cls: type[T], widgets: Mapping[str, Any], text: str | None) -> T:
     for line in filter(str.strip, (text or "").splitlines()):
         name, equals, value = line.partition("=")
         if not equals:
-            raise InputError(f"options: {line.strip()} has no value; write a line `name = value` for each option")
+            raise InputError(
+                f"options: {line.strip()} has no value; write a line `name = value` for each option"
+            )
         given[field_name(name)] = value
     for name in given.keys() & {spec.name for spec in fields(cls)} - set(available(cls)):
         raise InputError(f"options: {name} is not available in ComfyUI; use the command line")

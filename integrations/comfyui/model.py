@@ -1,4 +1,6 @@
-"""A bundle as a model of ComfyUI: opened when a node needs it, and closed when ComfyUI unloads its models."""
+"""A bundle as a model of ComfyUI: opened when a node needs it, and closed when ComfyUI unloads its
+models.
+"""
 
 import logging
 import weakref
@@ -18,16 +20,22 @@ class LatentSync(torch.nn.Module):
 
 
 class LatentSyncModel(ModelPatcher):
-    """An entry in ComfyUI's list of loaded models. It has no weights that PyTorch could move: all or nothing is loaded.
+    """An entry in ComfyUI's list of loaded models. It has no weights that PyTorch could move: all
+    or nothing is loaded.
 
-    ComfyUI has no callback for memory outside PyTorch; of its own class these few methods tell it about ours. `size`,
-    for which it makes room on the GPU, is that of the bundle's files.
+    ComfyUI has no callback for memory outside PyTorch; of its own class these few methods tell it
+    about ours. `size`, for which it makes room on the GPU, is that of the bundle's files.
     """
 
     def __init__(self, folder: Path, provider: str, options: RuntimeOptions) -> None:
         on_gpu = provider != "cpu"
-        size = sum(path.stat().st_size for path in folder.iterdir()) if on_gpu else 0
-        super().__init__(LatentSync(), comfy.model_management.get_torch_device(), torch.device("cpu"), size=size)
+        if on_gpu:
+            size = sum(path.stat().st_size for path in folder.iterdir())
+        else:
+            size = 0
+        super().__init__(
+            LatentSync(), comfy.model_management.get_torch_device(), torch.device("cpu"), size=size
+        )
         self._settings = folder, provider, options
         self._lip_sync: Any = None
 
@@ -37,7 +45,9 @@ class LatentSyncModel(ModelPatcher):
         return self._lip_sync
 
     def loaded_size(self) -> int:
-        return 0 if self._lip_sync is None else self.size
+        if self._lip_sync is None:
+            return 0
+        return self.size
 
     def partially_load(self, *_: Any, **__: Any) -> int:
         if self._lip_sync is None:
@@ -63,5 +73,7 @@ def _close(lip_sync: LipSync, name: str) -> None:
 
 @lru_cache(maxsize=1)
 def model_of(folder: Path, provider: str, options: RuntimeOptions) -> LatentSyncModel:
-    """The model of these settings; the latest stays open where ComfyUI forgets a node's output between two runs."""
+    """The model of these settings; the latest stays open where ComfyUI forgets a node's output
+    between two runs.
+    """
     return LatentSyncModel(folder, provider, options)

@@ -3,7 +3,8 @@
     avatar = LatentSyncAvatar(session)
     runner = AvatarRunner(room, audio_recv=receiver, video_gen=avatar, options=avatar.options)
 
-LiveKit's synchronizer sets the pace: it takes 25 pictures a second, and the sound of those in which somebody speaks.
+LiveKit's synchronizer sets the pace: it takes 25 pictures a second, and the sound of those in which
+somebody speaks.
 """
 
 import asyncio
@@ -30,14 +31,21 @@ class LatentSyncAvatar(VideoGenerator):
         """What `AvatarRunner` needs to know of it."""
         height, width = self._session.loop.planes[0].y.shape
         rate_hz = int(self._session.options.sound_rate_hz)
-        return AvatarOptions(width, height, video_fps=25, audio_sample_rate=rate_hz, audio_channels=1)
+        return AvatarOptions(
+            width, height, video_fps=25, audio_sample_rate=rate_hz, audio_channels=1
+        )
 
     async def push_audio(self, frame: rtc.AudioFrame | AudioSegmentEnd) -> None:
         """Says a piece, and waits while there is no room for it; or completes the utterance."""
         if isinstance(frame, AudioSegmentEnd):
             await asyncio.to_thread(self._session.end)
             return
-        samples = np.asarray(frame.data, np.int16).reshape(-1, frame.num_channels).mean(axis=1).astype(np.int16)
+        samples = (
+            np.asarray(frame.data, np.int16)
+            .reshape(-1, frame.num_channels)
+            .mean(axis=1)
+            .astype(np.int16)
+        )
         while True:
             try:
                 await asyncio.to_thread(self._session.say, samples, frame.sample_rate)
@@ -51,19 +59,24 @@ class LatentSyncAvatar(VideoGenerator):
         self._session.stop()
 
     async def __aiter__(self) -> AsyncIterator[rtc.VideoFrame | rtc.AudioFrame | AudioSegmentEnd]:
-        """A picture for each frame, its sound while somebody speaks, and the end of each utterance."""
+        """A picture for each frame, its sound while somebody speaks, and the end of each
+        utterance.
+        """
         while (frame := await asyncio.to_thread(next, self._session, None)) is not None:
             yield picture_of(frame)
             if frame.speaking:
                 sound = np.clip(np.rint(frame.sound * 32768), -32768, 32767).astype(np.int16)
-                yield rtc.AudioFrame(sound.tobytes(), int(self._session.options.sound_rate_hz), 1, len(sound))
+                yield rtc.AudioFrame(
+                    sound.tobytes(), int(self._session.options.sound_rate_hz), 1, len(sound)
+                )
             if frame.ends:
                 yield AudioSegmentEnd()
 
 
 def picture_of(frame: LiveFrame) -> rtc.VideoFrame:
     """The picture, in the clip's own planes where LiveKit knows their format."""
-    planes, (height, width) = frame.planes, frame.planes.y.shape
+    planes = frame.planes
+    (height, width) = frame.planes.y.shape
     if planes.bits == 8 and planes.u.shape == ((height + 1) // 2, (width + 1) // 2):
         data = b"".join(plane.tobytes() for plane in (planes.y, planes.u, planes.v))
         return rtc.VideoFrame(width, height, rtc.VideoBufferType.I420, data)

@@ -1,8 +1,9 @@
-"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s, and which of them each video
-frame attends to. Pure.
+"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s, and which
+of them each video frame attends to. Pure.
 
-Next to a cut between segments the encoder misses half of the sound around it. They therefore overlap, and features
-change from one to the next in a pause, if there is one. Positions count features, 50 per second.
+Next to a cut between segments the encoder misses half of the sound around it. They therefore
+overlap, and features change from one to the next in a pause, if there is one. Positions count
+features, 50 per second.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -32,12 +33,15 @@ FEATURES_PER_S = 50
 SEGMENT_FEATURES = 30 * FEATURES_PER_S
 
 _MARGIN = 1 * FEATURES_PER_S
-"""Of sound that the encoder sees on both sides of all that is used, except at the recording's ends."""
+"""Of sound that the encoder sees on both sides of all that is used, except at the recording's
+ends.
+"""
 
 _OVERLAP = 10 * FEATURES_PER_S
 
 FEATURES_PER_FRAME = FEATURES_PER_S // MODEL_FPS
-_BEFORE, _AFTER = 4, 6
+_BEFORE = 4
+_AFTER = 6
 """A frame attends to 10 features (200 ms): from 4 before its own position to 5 after it."""
 
 _MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
@@ -51,7 +55,9 @@ EncodeMel = Callable[[Float32Array], Float32Array]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The encoder sees `encoded` of the recording, up to `SEGMENT_FEATURES`; `used` are the features taken of it."""
+    """The encoder sees `encoded` of the recording, up to `SEGMENT_FEATURES`; `used` are the
+    features taken of it.
+    """
 
     encoded: range
     used: range
@@ -68,7 +74,8 @@ def public_segments(total: int) -> list[Segment]:
 
 
 def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list[Segment]:
-    """Segments of 30 s that overlap by at least 10 s, joined in the longest pause of each overlap, else in its middle.
+    """Segments of 30 s that overlap by at least 10 s, joined in the longest pause of each overlap,
+    else in its middle.
 
     A `total` of up to 30 s makes one segment.
 
@@ -81,9 +88,11 @@ def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list
     steps = ceil((total - length) / (length - _OVERLAP))
     starts = [step * (total - length) // steps for step in range(steps + 1)]
     silent = [0, *(round(edge_s * FEATURES_PER_S) for span in speech_s for edge_s in span), total]
-    pauses, joints = list(zip(silent[::2], silent[1::2], strict=True)), [0]
+    pauses = list(zip(silent[::2], silent[1::2], strict=True))
+    joints = [0]
     for before, after in pairwise(starts):
-        first, last = max(after + _MARGIN, joints[-1]), before + length - _MARGIN
+        first = max(after + _MARGIN, joints[-1])
+        last = before + length - _MARGIN
         within = [(max(start, first), min(end, last)) for start, end in pauses]
         start, end = max(within, key=lambda pause: pause[1] - pause[0])
         joints.append((start + end) // 2 if start < end else (first + last) // 2)
@@ -94,7 +103,9 @@ def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list
 
 
 def plan_of(segments: AudioSegments, speech_s: Callable[[], Iterable[tuple[float, float]]]) -> Plan:
-    """How recordings are cut; `speech_s`, as for `joined_segments`, is called only if there is something to cut."""
+    """How recordings are cut; `speech_s`, as for `joined_segments`, is called only if there is
+    something to cut.
+    """
     if segments == "public":
         return public_segments
     return lambda total: joined_segments(total, speech_s() if total > SEGMENT_FEATURES else ())
@@ -104,10 +115,12 @@ class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
     Memory does not grow with the length of the recording, which is read twice instead of kept, and
-    is open until `close`. `encoded`: its features in pieces `(n, L, D)`; take either these or `windows`.
+    is open until `close`. `encoded`: its features in pieces `(n, L, D)`; take either these or
+    `windows`.
 
     Args:
-        open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
+        open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1.
+            Called twice.
         encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
         filters: as for `log_power_blocks`.
         plan: how the recording is cut.
@@ -117,9 +130,15 @@ class SpeechStream:
     """
 
     def __init__(
-        self, open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
+        self,
+        open_pieces: OpenPieces,
+        encode_mel: EncodeMel,
+        filters: Float32Array,
+        plan: Plan = public_segments,
     ) -> None:
-        samples, mel_frames, peak = 0, 0, float("-inf")
+        samples = 0
+        mel_frames = 0
+        peak = float("-inf")
 
         def counted() -> Iterator[Float32Array]:
             nonlocal samples
@@ -128,7 +147,8 @@ class SpeechStream:
                 yield piece
 
         for block in log_power_blocks(counted(), filters):
-            peak, mel_frames = max(peak, float(block.max())), mel_frames + block.shape[1]
+            peak = max(peak, float(block.max()))
+            mel_frames = mel_frames + block.shape[1]
         if not samples:
             raise InputError("the recording has no samples", usage=False)
         self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
@@ -136,21 +156,28 @@ class SpeechStream:
         blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
         self.encoded = _encoded(blocks, plan(self._count), encode_mel)
         self.close = self.encoded.close
-        self._features, self._first = np.zeros((0, 0, 0), np.float32), 0
+        self._features = np.zeros((0, 0, 0), np.float32)
+        self._first = 0
         self._silence = cache(partial(silent_window, encode_mel, peak))
 
     def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
         """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
 
-        The last features repeat within the last frames of the recording; frames before its start and after its end get
-        silence. Times may go back by at most 30 s. Raises `InferenceError` if the graph fails.
+        The last features repeat within the last frames of the recording; frames before its start
+        and after its end get silence. Times may go back by at most 30 s. Raises `InferenceError` if
+        the graph fails.
         """
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
-        centers = np.array([floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64)
+        centers = np.array(
+            [floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64
+        )
         positions = attended_positions(centers, self._count)
         while self._first + len(self._features) <= positions.max():
             newest = next(self.encoded)
-            kept = self._features[-SEGMENT_FEATURES:] if len(self._features) else newest[:0]
+            if len(self._features):
+                kept = self._features[-SEGMENT_FEATURES:]
+            else:
+                kept = newest[:0]
             self._first += len(self._features) - len(kept)
             self._features = np.concatenate([kept, newest])
         features = self._features[positions - self._first]
@@ -161,8 +188,9 @@ class SpeechStream:
 
 
 def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
-    """What a frame in silence attends to, float32 `(10·L, D)`, as quiet as the quietest moment of a recording with the
-    maximum `peak` could be."""
+    """What a frame in silence attends to, float32 `(10·L, D)`, as quiet as the quietest moment of a
+    recording with the maximum `peak` could be.
+    """
     power = np.full((1, MEL_BANDS, SEGMENT_FRAMES), SILENT_LOG_POWER, np.float32)
     features = encode_mel(scaled(power, peak))[0]
     middle = len(features) // 2
@@ -173,8 +201,9 @@ def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
 class AudioFeatures:
     """Encoded speech.
 
-    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
-    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
+    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S,
+    D)` float32: what video frame i attends to, n = ceil(duration × 25), S = 10·L tokens.
+    `duration_s`: length of the recording.
     """
 
     features: Float32Array
@@ -183,29 +212,41 @@ class AudioFeatures:
 
 
 def encode_audio(
-    open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array, plan: Plan = public_segments
+    open_pieces: OpenPieces,
+    encode_mel: EncodeMel,
+    filters: Float32Array,
+    plan: Plan = public_segments,
 ) -> AudioFeatures:
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         features = np.concatenate(list(stream.encoded), dtype=np.float32)
     frames = np.arange(ceil(stream.duration_s * MODEL_FPS))
     attended = features[attended_positions(FEATURES_PER_FRAME * frames, len(features))]
-    return AudioFeatures(features, attended.reshape(len(frames), -1, features.shape[2]), stream.duration_s)
+    return AudioFeatures(
+        features, attended.reshape(len(frames), -1, features.shape[2]), stream.duration_s
+    )
 
 
 def attended_positions(centers: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Indices of the features around `centers (n,)`, `(n, 10)`: 4 before to 5 after each, clipped to the `total`."""
+    """Indices of the features around `centers (n,)`, `(n, 10)`: 4 before to 5 after each, clipped
+    to the `total`.
+    """
     return np.clip(centers[:, None] + np.arange(-_BEFORE, _AFTER), 0, total - 1)
 
 
 def _encoded(
     blocks: Iterator[Float32Array], segments: Sequence[Segment], encode_mel: EncodeMel
 ) -> Generator[Float32Array, None, None]:
-    """What is used of each segment, `(n, L, D)`; their spectrogram `(80, k)` is padded with zeros to 3000 frames."""
-    held, first = np.zeros((MEL_BANDS, 0), np.float32), 0
+    """What is used of each segment, `(n, L, D)`; their spectrogram `(80, k)` is padded with zeros
+    to 3000 frames.
+    """
+    held = np.zeros((MEL_BANDS, 0), np.float32)
+    first = 0
     for segment in segments:
-        start, size = segment.encoded.start, len(segment.encoded) * _MEL_FRAMES_PER_FEATURE
-        held, first = held[:, start * _MEL_FRAMES_PER_FEATURE - first :], start * _MEL_FRAMES_PER_FEATURE
+        start = segment.encoded.start
+        size = len(segment.encoded) * _MEL_FRAMES_PER_FEATURE
+        held = held[:, start * _MEL_FRAMES_PER_FEATURE - first :]
+        first = start * _MEL_FRAMES_PER_FEATURE
         while held.shape[1] < size and (block := next(blocks, None)) is not None:
             held = np.concatenate([held, block], axis=1)
         mel = held[:, :size]

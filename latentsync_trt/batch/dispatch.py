@@ -1,4 +1,6 @@
-"""Gives waiting tasks to workers, in a thread for each that one takes at a time; those of a lost worker run again."""
+"""Gives waiting tasks to workers, in a thread for each that one takes at a time; those of a lost
+worker run again.
+"""
 
 import threading
 import time
@@ -34,8 +36,8 @@ _LEAVE_S = 5.0
 class _Job:
     """A task that waits or runs.
 
-    `worker`: that has it, None while it waits. `alone`: a worker was lost with it, so no other one runs beside it, to
-    be lost, too. `crash`: as of the `WorkerLost`.
+    `worker`: that has it, None while it waits. `alone`: a worker was lost with it, so no other one
+    runs beside it, to be lost, too. `crash`: as of the `WorkerLost`.
     """
 
     task: Task
@@ -48,21 +50,29 @@ class _Job:
 
 def slot_names(worker: WorkerHandle) -> list[str]:
     """The names under which events tell of a worker, one for each task that it takes at a time."""
-    return [f"{worker.name}.{number + 1}" for number in range(worker.at_once)] if worker.at_once > 1 else [worker.name]
+    if worker.at_once > 1:
+        return [f"{worker.name}.{number + 1}" for number in range(worker.at_once)]
+    return [worker.name]
 
 
 class Dispatcher:
-    """Runs tasks on workers, which start at once, in the order of submission; all methods are thread-safe.
+    """Runs tasks on workers, which start at once, in the order of submission; all methods are
+    thread-safe.
 
-    A lost worker starts again, and its tasks are the next to run, one at a time. A task fails that has lost `ATTEMPTS`
-    workers, or two in a row by the same crash; a worker is given up that `ATTEMPTS` starts lose.
+    A lost worker starts again, and its tasks are the next to run, one at a time. A task fails that
+    has lost `ATTEMPTS` workers, or two in a row by the same crash; a worker is given up that
+    `ATTEMPTS` starts lose.
     """
 
     def __init__(self, workers: Sequence[WorkerHandle], on_event: Callable[[Event], None]) -> None:
-        """`on_event`: called from several threads, for one task or worker in order; an error for `Started` fails it."""
-        self._workers, self._emit = tuple(workers), on_event
+        """`on_event`: called from several threads, for one task or worker in order; an error for
+        `Started` fails it.
+        """
+        self._workers = tuple(workers)
+        self._emit = on_event
         self._changed = threading.Condition()
-        self._jobs = dict[str, _Job]()  # in the order of submission, so one that runs again is the next
+        # in the order of submission, so one that runs again is the next
+        self._jobs = dict[str, _Job]()
         self._pending = 0
         self._closing = threading.Event()
         self._error: BaseException | None = None
@@ -83,7 +93,9 @@ class Dispatcher:
             self._changed.notify_all()
 
     def cancel(self, task_id: str) -> bool:
-        """Removes a waiting task, or asks the worker of a running one to stop; False if it is neither."""
+        """Removes a waiting task, or asks the worker of a running one to stop; False if it is
+        neither.
+        """
         with self._changed:
             job = self._jobs.get(task_id)
             if job is None:
@@ -96,8 +108,9 @@ class Dispatcher:
         return True
 
     def wait(self, on_poll: Callable[[], object] = lambda: None) -> None:
-        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last worker's error.
-        `on_poll`: called several times a second meanwhile."""
+        """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last
+        worker's error. `on_poll`: called several times a second meanwhile.
+        """
         while self._goes_on():
             on_poll()
         with self._changed:
@@ -125,8 +138,11 @@ class Dispatcher:
             thread.join(max(end_s - time.monotonic(), 0))
 
     def _serve(self, worker: WorkerHandle, slot: str) -> None:
-        """In a thread: starts a worker and gives it tasks, until it cannot work or the dispatcher closes."""
-        tries, reason = 0, ""
+        """In a thread: starts a worker and gives it tasks, until it cannot work or the dispatcher
+        closes.
+        """
+        tries = 0
+        reason = ""
         try:
             while tries < ATTEMPTS and not self._stops():
                 self._emit(WorkerState(slot, "starting"))
@@ -135,7 +151,8 @@ class Dispatcher:
                 except LatentSyncError as error:
                     tries = tries + 1 if isinstance(error, WorkerLost) else ATTEMPTS
                     if not self._stops():
-                        self._error, reason = error, str(error)
+                        self._error = error
+                        reason = str(error)
                         self._emit(WorkerState(slot, "lost", reason))
                     continue
                 tries = 0
@@ -144,7 +161,8 @@ class Dispatcher:
                     self._emit(WorkerState(slot, "ready"))
             self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
-            self._error, self._slots = error, 0
+            self._error = error
+            self._slots = 0
             with suppress(Exception):  # it may be `on_event` that fails
                 self._emit(WorkerState(slot, "closed", f"{type(error).__name__}: {error}"))
         finally:
@@ -153,7 +171,9 @@ class Dispatcher:
                 self._changed.notify_all()
 
     def _stops(self) -> bool:
-        """Whether it closes, or a signal has asked the command to stop: what that ends is no failure."""
+        """Whether it closes, or a signal has asked the command to stop: what that ends is no
+        failure.
+        """
         return self._closing.is_set() or bool(exit_code())
 
     def _next(self, worker: WorkerHandle) -> _Job | None:
@@ -173,13 +193,17 @@ class Dispatcher:
         return len(there) < most
 
     def _try(self, worker: WorkerHandle, slot: str, job: _Job) -> bool:
-        """Runs a task; returns whether the worker is still there, else queues the task again, before all others."""
+        """Runs a task; returns whether the worker is still there, else queues the task again,
+        before all others.
+        """
         task = job.task
         event: CanceledEvent | Failed | Finished
         try:
             self._emit(Started(task.id, slot, job.attempt))
             self._emit(WorkerState(slot, "running", task.id))
-            report = worker.run(task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled)
+            report = worker.run(
+                task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled
+            )
             event = Finished(task.id, slot, report)
         except WorkerLost as error:
             if not self._stops():
@@ -196,12 +220,16 @@ class Dispatcher:
         return True
 
     def _run_again(self, job: _Job, slot: str, error: WorkerLost) -> None:
-        """Queues the task of a lost worker, before all others, unless it is canceled or another attempt is useless."""
+        """Queues the task of a lost worker, before all others, unless it is canceled or another
+        attempt is useless.
+        """
         if job.canceled.is_set():
             self._end(CanceledEvent(job.task.id))
             return
         if error.crash and error.crash == job.crash:
-            self._end(Failed(job.task.id, slot, _crashes(job.task, error.crash), error.usage, again=False))
+            self._end(
+                Failed(job.task.id, slot, _crashes(job.task, error.crash), error.usage, again=False)
+            )
             return
         failed = Failed(job.task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
         if not failed.again:

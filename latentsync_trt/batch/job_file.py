@@ -1,4 +1,6 @@
-"""Reads a job file or a folder into rows, and finds all that cannot work before the first one starts."""
+"""Reads a job file or a folder into rows, and finds all that cannot work before the first one
+starts.
+"""
 
 import csv
 import io
@@ -21,15 +23,25 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_json, from_texts, to_texts
-from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, exists, local_path, read_text, why_missing
+from latentsync_trt.paths import (
+    AUDIO_SUFFIXES,
+    VIDEO_SUFFIXES,
+    exists,
+    local_path,
+    read_text,
+    why_missing,
+)
 
 _FILES = ("video", "audio", "output")
-_HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)  # a line above the header, for Excel; it counts no row
+# a line above the header, for Excel; it counts no row
+_HINT = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A row of a job file: where it is ("row 3", or names in a folder), its task, or why it cannot work."""
+    """A row of a job file: where it is ("row 3", or names in a folder), its task, or why it cannot
+    work.
+    """
 
     where: str
     task: Task
@@ -38,16 +50,19 @@ class BatchRow:
 
 
 def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) -> list[BatchRow]:
-    """Reads a .csv or .jsonl file, or makes rows of the videos and recordings in a folder; raises `InputError` if there
-    are none, or it cannot be read.
+    """Reads a .csv or .jsonl file, or makes rows of the videos and recordings in a folder; raises
+    `InputError` if there are none, or it cannot be read.
 
-    `defaults`: options of rows that don't set them. Their files are relative to the current folder, those of a job
-    file to its own. `folder`: or URL of one, for outputs that a row doesn't name; by default the video's.
+    `defaults`: options of rows that don't set them. Their files are relative to the current folder,
+    those of a job file to its own. `folder`: or URL of one, for outputs that a row doesn't name; by
+    default the video's.
     """
     rows: list[BatchRow] = []
     base = source if source.is_dir() else source.parent
     nothing = Task("", "", None, "", defaults)
-    given = to_texts(nothing.with_files(lambda file, _: _joined(Path.cwd(), file) if file else file).options)
+    given = to_texts(
+        nothing.with_files(lambda file, _: _joined(Path.cwd(), file) if file else file).options
+    )
     for where, cells in _rows_of(source):
         try:
             rows.append(BatchRow(where, _task(cells, base, given, folder)))
@@ -55,19 +70,28 @@ def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) ->
             rows.append(BatchRow(where, nothing, problem=str(error)))
     if source.is_dir():  # what an earlier batch wrote is no clip to sync
         outputs = {row.task.output for row in rows}
-        rows = [row for row in rows if row.problem or row.task.audio or row.task.video not in outputs]
+        rows = [
+            row for row in rows if row.problem or row.task.audio or row.task.video not in outputs
+        ]
     if not rows:
-        raise InputError(f"{source}: has no rows; add a row for each clip, or give a folder with videos and recordings")
+        raise InputError(
+            f"{source}: has no rows; add a row for each "
+            "clip, or give a folder with videos and recordings"
+        )
     return _without_conflicts(rows)
 
 
 def ledger_of(source: Path) -> Path:
     """Where the ledger of a job file lies, or of a folder."""
-    return source / "batch.ledger.sqlite" if source.is_dir() else source.with_name(f"{source.name}.ledger.sqlite")
+    if source.is_dir():
+        return source / "batch.ledger.sqlite"
+    return source.with_name(f"{source.name}.ledger.sqlite")
 
 
 def check_rows(rows: Sequence[BatchRow]) -> Iterator[BatchRow]:
-    """Opens the files of all rows without a problem; yields the rows with lengths, or with what was found."""
+    """Opens the files of all rows without a problem; yields the rows with lengths, or with what was
+    found.
+    """
     with ThreadPoolExecutor() as pool:
         yield from pool.map(_checked, rows)
 
@@ -79,7 +103,10 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
         return
     suffix = source.suffix.lower()
     if suffix not in (".csv", ".jsonl", ".ndjson"):
-        raise InputError(f"{source}: is no job file; give a .csv or .jsonl file with a row for each clip, or a folder")
+        raise InputError(
+            f"{source}: is no job file; give a .csv or .jsonl "
+            "file with a row for each clip, or a folder"
+        )
     if not exists(source):
         raise InputError(why_missing(source))
     text = read_text(source, "save it as “CSV UTF-8”")
@@ -93,7 +120,11 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
 def _pairs_in(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yields each video in a folder with each recording of its name; also those that are alone."""
     try:
-        names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        names = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.is_file() and not path.name.startswith(".")
+        )
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
     videos = [name for name in names if Path(name).suffix.lower() in VIDEO_SUFFIXES]
@@ -112,12 +143,15 @@ def _pairs_in(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     if hint := _HINT.match(text):
-        delimiter, text = hint[1], text[hint.end() :]
+        delimiter = hint[1]
+        text = text[hint.end() :]
     else:  # Excel writes ";" where "," is the decimal point
         delimiter = max(",;\t", key=text.lstrip().partition("\n")[0].count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        rows = [(number, cells) for number, cells in enumerate(lines, 1) if any(map(str.strip, cells))]
+        rows = [
+            (number, cells) for number, cells in enumerate(lines, 1) if any(map(str.strip, cells))
+        ]
     except csv.Error as error:
         raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
     names = [field_name(cell) for cell in rows[0][1]] if rows else ["video"]
@@ -129,15 +163,23 @@ def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]
         yield f"row {number}", dict(zip_longest(names, map(str.strip, cells), fillvalue=""))
 
 
-def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any], folder: str | None) -> Task:
+def _task(
+    row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any], folder: str | None
+) -> Task:
     """Returns the task of a row, with absolute paths; raises `InputError`."""
     if isinstance(row, str):
-        row = from_json(dict[str, Any], row, 'no object as {"video": "a.mp4", "audio": "a.wav"}', InputError)
+        row = from_json(
+            dict[str, Any], row, 'no object as {"video": "a.mp4", "audio": "a.wav"}', InputError
+        )
     given = {field_name(name): value for name, value in row.items() if value not in (None, "")}
     if "" in given:
-        raise InputError("has a cell below no name of a column; put text that has the delimiter in quotes")
+        raise InputError(
+            "has a cell below no name of a column; put text that has the delimiter in quotes"
+        )
     video, audio, output = map(given.get, _FILES)
-    if not (isinstance(video, str) and isinstance(audio, str | None) and isinstance(output, str | None)):
+    if not (
+        isinstance(video, str) and isinstance(audio, str | None) and isinstance(output, str | None)
+    ):
         raise InputError("video, audio and output are paths or URLs, and video is needed")
     own = {name: value for name, value in given.items() if name not in _FILES}
     options = from_texts(SyncOptions, {**defaults, **own}, _FILES)
@@ -151,9 +193,13 @@ def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any],
 def _default_output(video: str, options: SyncOptions, folder: str | None) -> str:
     from latentsync_trt.media.codecs import default_suffix
 
-    name = f"{Path(remote_files.name_of(video) if is_url(video) else video).stem}-synced{default_suffix(options)}"
+    source = Path(remote_files.name_of(video) if is_url(video) else video)
+    name = f"{source.stem}-synced{default_suffix(options)}"
     if folder is None:
-        folder = video.rpartition("/")[0] if is_url(video) else str(Path(video).parent)
+        if is_url(video):
+            folder = video.rpartition("/")[0]
+        else:
+            folder = str(Path(video).parent)
     elif not is_url(folder):
         folder = str(Path(folder).absolute())
     return f"{folder.rstrip('/')}/{name}"
@@ -168,13 +214,16 @@ def _joined(base: Path, file: str) -> str:
 
 def _without_conflicts(rows: Sequence[BatchRow]) -> list[BatchRow]:
     """The rows; those that would write a file of another row have that as their problem."""
-    problems, firsts = {row.where: row.problem for row in rows}, dict[str, BatchRow]()
+    problems = {row.where: row.problem for row in rows}
+    firsts = dict[str, BatchRow]()
     files = [(row, *file) for row in rows if not row.problem for file in row.task.files()]
     for row, file, written in sorted(files, key=lambda each: each[2]):  # those that are read first
         key = file if is_url(file) else os.path.normcase(os.path.realpath(file))
         first = firsts.setdefault(key, row)
         if written and first is not row:  # `check_inputs` compares with the row's own
-            problems[row.where] = f"{shown(file)}: is a file of {first.where}, too; choose another name"
+            problems[row.where] = (
+                f"{shown(file)}: is a file of {first.where}, too; choose another name"
+            )
     return [replace(row, problem=problems[row.where]) for row in rows]
 
 
@@ -183,18 +232,25 @@ def _checked(row: BatchRow) -> BatchRow:
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.inputs import check_inputs
 
-    task, files = row.task, row.task.files()
+    task = row.task
+    files = row.task.files()
     try:
         if row.problem:
             return row
         if not any(is_url(file) for file, _ in files):
-            length_s = check_inputs(task.video, task.audio, task.output, task.options).info.duration_s
-            return replace(row, cost=inf if length_s is None else float(length_s) * sum(plan_for(task.options)))
+            length_s = check_inputs(
+                task.video, task.audio, task.output, task.options
+            ).info.duration_s
+            return replace(
+                row, cost=inf if length_s is None else float(length_s) * sum(plan_for(task.options))
+            )
         for file, written in files:
             if written:
                 remote_files.check_target(file)
                 if not task.options.overwrite and remote_files.exists(file):
-                    raise InputError(f"{shown(file)}: exists already; choose another name, or set overwrite")
+                    raise InputError(
+                        f"{shown(file)}: exists already; choose another name, or set overwrite"
+                    )
             elif not is_url(file):
                 check_file(Path(file))
             elif not remote_files.exists(file):

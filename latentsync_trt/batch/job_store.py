@@ -1,4 +1,5 @@
-"""The ledger of a batch: an SQLite file with the state of every task, which survives the end of any process.
+"""The ledger of a batch: an SQLite file with the state of every task, which survives the end of any
+process.
 
 A task is committed as running before a worker gets it, and as done when the worker has finished it.
 """
@@ -26,8 +27,9 @@ OPEN: tuple[State, ...] = ("waiting", "running")  # states of tasks that have no
 _TABLE = """
 create table if not exists tasks (
     position integer primary key autoincrement, id text unique not null, task text not null,
-    state text not null default 'waiting', attempts integer not null default 0, worker text, seconds real,
-    error text, report text, created_s real not null, started_s real, ended_s real
+    state text not null default 'waiting', attempts integer not null default 0,
+    worker text, seconds real, error text, report text,
+    created_s real not null, started_s real, ended_s real
 )
 """
 _BUSY_S = 10.0  # how long to wait while another program writes
@@ -59,12 +61,16 @@ _COLUMNS = ", ".join(spec.name for spec in fields(Row))
 
 
 class JobStore:
-    """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `JobStore`."""
+    """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as
+    a `JobStore`.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file, and fails the tasks of damaged rows, so that the others can run. Raises `InputError`
-        if another process has it open, or `OutputError`."""
-        self._path, self._lock = path, threading.RLock()
+        """Opens or makes the file, and fails the tasks of damaged rows, so that the others can run.
+        Raises `InputError` if another process has it open, or `OutputError`.
+        """
+        self._path = path
+        self._lock = threading.RLock()
         # SQLite's own lock would exclude readers.
         whole = FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False)
         with self._translated(), ExitStack() as opened:
@@ -86,8 +92,12 @@ class JobStore:
     def add(self, tasks: Iterable[Task]) -> None:
         """Makes tasks wait: new ones, and existing ones of any state."""
         statement = "insert into tasks (id, task, created_s) values (?, ?, ?)"
-        statement += " on conflict (id) do update set state = 'waiting', error = null, task = excluded.task"
-        self._write(statement, *((task.id, json.dumps(task.to_json()), time.time()) for task in tasks))
+        statement += (
+            " on conflict (id) do update set state = 'waiting', error = null, task = excluded.task"
+        )
+        self._write(
+            statement, *((task.id, json.dumps(task.to_json()), time.time()) for task in tasks)
+        )
 
     def remove(self, task_ids: Iterable[str]) -> None:
         self._write("delete from tasks where id = ?", *((task_id,) for task_id in task_ids))
@@ -98,7 +108,9 @@ class JobStore:
 
     def newest(self, limit: int, offset: int = 0, label: str = "") -> list[Row]:
         """Returns the last rows that were added, all or those with a label, the newest first."""
-        which = "where ? in (json_extract(task, '$.label'), '') order by position desc limit ? offset ?"
+        which = (
+            "where ? in (json_extract(task, '$.label'), '') order by position desc limit ? offset ?"
+        )
         return self._rows(which, label, limit, offset)
 
     def row(self, task_id: str) -> Row | None:
@@ -106,17 +118,32 @@ class JobStore:
 
     def counts(self) -> dict[State, int]:
         with self._lock:
-            return dict(self._connection.execute("select state, count(*) from tasks group by state").fetchall())
+            return dict(
+                self._connection.execute(
+                    "select state, count(*) from tasks group by state"
+                ).fetchall()
+            )
 
     def record(self, event: Event) -> None:
-        """Stores the state that an event tells, before anything else follows from it; raises `OutputError`."""
+        """Stores the state that an event tells, before anything else follows from it; raises
+        `OutputError`.
+        """
         now_s = time.time()
         values: dict[str, Any] = {"ended_s": now_s, "error": None}
         match event:
             case Started():
-                values = {"state": "running", "error": None, "started_s": now_s, "worker": event.worker}
+                values = {
+                    "state": "running",
+                    "error": None,
+                    "started_s": now_s,
+                    "worker": event.worker,
+                }
             case Finished():
-                values |= {"state": "done", "seconds": event.report["wall_s"], "report": json.dumps(event.report)}
+                values |= {
+                    "state": "done",
+                    "seconds": event.report["wall_s"],
+                    "report": json.dumps(event.report),
+                }
             case Failed():
                 values |= {"state": "waiting" if event.again else "failed", "error": event.message}
             case CanceledEvent():
@@ -130,7 +157,10 @@ class JobStore:
     def reclaim(self, *, killed: bool = True) -> None:
         """Makes running tasks wait; unless a driver was `killed`, their attempt does not count."""
         if "running" in self.counts():  # else nothing is written, also on a full disk
-            change = "update tasks set state = 'waiting', attempts = attempts - ? where state = 'running'"
+            change = (
+                "update tasks set state = 'waiting', attempts "
+                "= attempts - ? where state = 'running'"
+            )
             self._write(change, (not killed,))
 
     def _write(self, statement: str, *rows: Sequence[Any]) -> None:
@@ -147,16 +177,23 @@ class JobStore:
 
     def _fail_damaged(self) -> None:
         """Makes rows that cannot be read those of failed tasks, of which nothing else is known."""
-        now_s, repaired = time.time(), list[tuple[Any, ...]]()
+        now_s = time.time()
+        repaired = list[tuple[Any, ...]]()
         for stored in self._connection.execute(f"select position, id, {_COLUMNS} from tasks"):  # noqa: S608 -- own words
             try:
                 _row_of(stored)
             except InputError as error:
-                task_id = stored["id"] if isinstance(stored["id"], str) else uuid.uuid4().hex
+                if isinstance(stored["id"], str):
+                    task_id = stored["id"]
+                else:
+                    task_id = uuid.uuid4().hex
                 why = f"job {task_id}: its row of the ledger is damaged ({error}); send it again"
                 task = json.dumps(Task(task_id, "unknown", None, "unknown").to_json())
                 repaired.append((task_id, task, why, now_s, now_s, stored["position"]))
-        change = "id = ?, task = ?, state = 'failed', attempts = 0, error = ?, created_s = ?, ended_s = ?"
+        change = (
+            "id = ?, task = ?, state = 'failed', attempts "
+            "= 0, error = ?, created_s = ?, ended_s = ?"
+        )
         change += ", worker = null, seconds = null, report = null, started_s = null"
         self._write(f"update tasks set {change} where position = ?", *repaired)  # noqa: S608 -- own words
 
@@ -165,10 +202,24 @@ class JobStore:
         try:
             yield
         except Timeout as error:
-            raise InputError(f"{self._path}: another process runs these jobs; wait for it, or end it first") from error
-        except (OSError, sqlite3.Error, ValueError, TypeError, LookupError, RecursionError) as error:
-            cure = "check permissions and free space of its folder, or delete it to begin anew if it is no ledger"
-            raise OutputError(f"{self._path}: the ledger cannot be used ({error}); {cure}") from error
+            raise InputError(
+                f"{self._path}: another process runs these jobs; wait for it, or end it first"
+            ) from error
+        except (
+            OSError,
+            sqlite3.Error,
+            ValueError,
+            TypeError,
+            LookupError,
+            RecursionError,
+        ) as error:
+            cure = (
+                "check permissions and free space of its folder, "
+                "or delete it to begin anew if it is no ledger"
+            )
+            raise OutputError(
+                f"{self._path}: the ledger cannot be used ({error}); {cure}"
+            ) from error
 
 
 def _text_of(stored: bytes) -> str | bytes:

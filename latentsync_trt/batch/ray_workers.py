@@ -1,6 +1,8 @@
-"""Workers on a Ray cluster: what others do in a child, each does in an actor, which ends with this process.
+"""Workers on a Ray cluster: what others do in a child, each does in an actor, which ends with this
+process.
 
-Actors are created when a worker starts, with what they need, so that an autoscaling cluster adds nodes for them.
+Actors are created when a worker starts, with what they need, so that an autoscaling cluster adds
+nodes for them.
 """
 
 import os
@@ -21,7 +23,8 @@ from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.version import __version__
 
 _POLL_S = 0.5
-_CONNECT_S, _REACH_S = 30.0, 5.0
+_CONNECT_S = 30.0
+_REACH_S = 5.0
 
 
 class RemoteChild:
@@ -33,7 +36,8 @@ class RemoteChild:
         """Creates an actor, which waits until a node has what it needs."""
         import ray
 
-        self.pid, self._on_notice = 0, on_notice
+        self.pid = 0
+        self._on_notice = on_notice
         self._needs = f"{'a GPU and ' if gpus else ''}{cpus} CPU cores"
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         with _translated("cluster"):
@@ -44,7 +48,9 @@ class RemoteChild:
             self._actor.send.remote(order)
 
     def events(self, watch: Callable[[], None]) -> Iterator[Event]:
-        """As of `Child`; the last one is an error. Waits without limit for a node that has what the worker needs."""
+        """As of `Child`; the last one is an error. Waits without limit for a node that has what the
+        worker needs.
+        """
         import ray
 
         node = "no node"
@@ -53,7 +59,9 @@ class RemoteChild:
                 place = self._actor.place.remote()
                 while not ray.wait([place], timeout=_POLL_S)[0]:
                     cure = "if no node gets them, stop and give less with --workers"
-                    self._on_notice(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+                    self._on_notice(
+                        f"workers wait for {self._needs} each on the Ray cluster; {cure}"
+                    )
                     yield {"key": None}
                 node, self.pid, version = ray.get(place)
             if version != __version__:
@@ -84,12 +92,15 @@ class Actor:
 
     def __init__(self) -> None:
         tune_process()
-        self._orders, self._events = SimpleQueue[Any](), SimpleQueue[Event]()
+        self._orders = SimpleQueue[Any]()
+        self._events = SimpleQueue[Event]()
         arguments = iter(self._orders.get, None), self._emit
         threading.Thread(target=carry_out, args=arguments, name="orders", daemon=True).start()
 
     def place(self) -> tuple[str, int, str]:
-        """Returns the name of the node, the number of the process and the version of the package there."""
+        """Returns the name of the node, the number of the process and the version of the package
+        there.
+        """
         return socket.gethostname(), os.getpid(), __version__
 
     def send(self, order: Any) -> None:
@@ -113,12 +124,16 @@ class Actor:
 
 
 def connect(address: str) -> Any:
-    """Connects this process to a Ray cluster, once; returns `ray`; raises `InputError` or `MissingDependency`."""
+    """Connects this process to a Ray cluster, once; returns `ray`; raises `InputError` or
+    `MissingDependency`.
+    """
     try:
         import ray
     except ImportError as error:
         cure = 'pip install "latentsync-trt[cluster]"'
-        raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
+        raise MissingDependency(
+            f"--ray {address}: needs the extra cluster; {cure} ({error})"
+        ) from error
     reached = Future[None]()
 
     def reach() -> None:
@@ -126,7 +141,9 @@ def connect(address: str) -> Any:
             if ":" in address:
                 parts = urlsplit(address if "://" in address else f"//{address}")
                 socket.create_connection((parts.hostname, parts.port), _REACH_S).close()
-            ray.init(address, namespace="latentsync-trt", log_to_driver=False, logging_level="error")
+            ray.init(
+                address, namespace="latentsync-trt", log_to_driver=False, logging_level="error"
+            )
             # Imports what Ray loads at its first use: beside imports of other threads, that fails.
             ray.put(None)
             reached.set_result(None)
@@ -136,13 +153,17 @@ def connect(address: str) -> Any:
     if not ray.is_initialized():
         # Ray prints the ends of actors to stdout, which may be JSON, and has no setting for that.
         ray._private.worker._worker_logs_enabled = False
-        # In the main thread, Ray would replace the handler of SIGTERM. It does not stop to try a cluster that is gone.
+        # In the main thread, Ray would replace the handler of SIGTERM. It does not stop to try a
+        # cluster that is gone.
         threading.Thread(target=reach, daemon=True).start()
         try:
             reached.result(_CONNECT_S)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0] or "no answer"
-            cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
+            cure = (
+                "start one with `ray start --head`, or give its "
+                "host:port, or ray://host:10001 from another machine"
+            )
             raise InputError(f"--ray {address}: no Ray cluster ({reason}); {cure}") from error
     return ray
 

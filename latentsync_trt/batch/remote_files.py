@@ -1,4 +1,6 @@
-"""Files by URL, through fsspec. Messages show URLs without user, password and query, which may be secrets."""
+"""Files by URL, through fsspec. Messages show URLs without user, password and query, which may be
+secrets.
+"""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from latentsync_trt.errors import InputError, LatentSyncError, MediaError, MissingDependency, OutputError
+from latentsync_trt.errors import (
+    InputError,
+    LatentSyncError,
+    MediaError,
+    MissingDependency,
+    OutputError,
+)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _SECRET_PARTS = re.compile(r"(://)[^/\s'\"@]*@|[?#][^\s'\"]*")
@@ -34,19 +42,27 @@ def parts_of(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise InputError(f"{shown(url)}: is no address that can be read ({error}); correct it") from error
+        raise InputError(
+            f"{shown(url)}: is no address that can be read ({error}); correct it"
+        ) from error
 
 
 def name_of(url: str) -> str:
     """Returns a file name for a URL that any disk takes, with its suffix; raises as `parts_of`."""
     path = parts_of(url).path if _protocol(url) in _READ_ONLY else url
-    name = re.sub(r"[^\w.()+ -]", "_", unquote(path.rstrip("/").rpartition("/")[2])).strip(". ") or "file"
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME // 2] + name[-_LONGEST_NAME // 2 :]
+    name = (
+        re.sub(r"[^\w.()+ -]", "_", unquote(path.rstrip("/").rpartition("/")[2])).strip(". ")
+        or "file"
+    )
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return name[: _LONGEST_NAME // 2] + name[-_LONGEST_NAME // 2 :]
 
 
 def exists(url: str) -> bool:
     """Returns whether there is a file at a URL; errors as `fetch`."""
-    strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}  # else a server that fails has no such file
+    # else a server that fails has no such file
+    strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}
     with _translated(url, MediaError):
         system, remote = _open(url)
         return bool(system.exists(remote, **strict))
@@ -55,13 +71,17 @@ def exists(url: str) -> bool:
 def check_target(target: str) -> None:
     """Raises `InputError` or `OutputError` if a URL cannot be written, or `MissingDependency`."""
     if _protocol(target) in _READ_ONLY:
-        raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
+        raise InputError(
+            f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://"
+        )
     with _translated(target, OutputError):
         _open(target)
 
 
 def fetch(url: str, folder: Path) -> Path:
-    """Downloads a URL into `folder` and returns the path; raises `MediaError` or `MissingDependency`."""
+    """Downloads a URL into `folder` and returns the path; raises `MediaError` or
+    `MissingDependency`.
+    """
     target = folder / name_of(url)
     with _translated(url, MediaError):
         system, remote = _open(url)
@@ -70,7 +90,9 @@ def fetch(url: str, folder: Path) -> Path:
 
 
 def deliver(path: Path, url: str) -> None:
-    """Uploads `path` to `url`, where it appears complete or not at all; raises `OutputError` or `MissingDependency`."""
+    """Uploads `path` to `url`, where it appears complete or not at all; raises `OutputError` or
+    `MissingDependency`.
+    """
     with _translated(url, OutputError):
         system, remote = _open(url)
         if _protocol(url) in _WHOLE:
@@ -94,7 +116,9 @@ def _open(url: str) -> tuple[Any, str]:
         from aiohttp import ClientTimeout
 
         # The default ends a download after five minutes.
-        options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=30, sock_read=60)}
+        options["client_kwargs"] = {
+            "timeout": ClientTimeout(total=None, sock_connect=30, sock_read=60)
+        }
     system, remote = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, remote
@@ -102,7 +126,9 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
-    """Turns any error of fsspec and of the libraries below it, which have no common base, into one line."""
+    """Turns any error of fsspec and of the libraries below it, which have no common base, into one
+    line.
+    """
     try:
         yield
     except LatentSyncError:

@@ -19,7 +19,8 @@ class TaskError(LatentSyncError):
 class WorkerLost(LatentSyncError):
     """The worker died while it started or ran a task, which may run again.
 
-    `crash`: what ended its process, such as "signal 11 (SIGSEGV)"; empty unless that was the system.
+    `crash`: what ended its process, such as "signal 11 (SIGSEGV)"; empty unless that was the
+    system.
     """
 
     def __init__(self, *args: Any, usage: bool | None = None, crash: str = "") -> None:
@@ -33,11 +34,13 @@ class Canceled(LatentSyncError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger.
+    """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a
+    ledger.
 
-    `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames. `most_s`: of
-    output, after which the task fails. `bundle`: on the worker's machine, instead of the one that its settings name.
-    `label`, `names`: the client's name of the task, and of its files by field.
+    `preview`: local path of a JPEG that the worker replaces about once a second while it writes
+    frames. `most_s`: of output, after which the task fails. `bundle`: on the worker's machine,
+    instead of the one that its settings name. `label`, `names`: the client's name of the task, and
+    of its files by field.
     """
 
     id: str
@@ -52,9 +55,15 @@ class Task:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values; without what is empty, and of the options what differs from their defaults."""
-        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)} | {"options": to_texts(self.options)}
-        return {name: value for name, value in plain.items() if value or name in ("audio", "options")}
+        """Returns plain JSON values; without what is empty, and of the options what differs from
+        their defaults.
+        """
+        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)} | {
+            "options": to_texts(self.options)
+        }
+        return {
+            name: value for name, value in plain.items() if value or name in ("audio", "options")
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -63,28 +72,42 @@ class Task:
         missing = {"id", "video", "audio", "output", "options"} - data.keys()
         unknown = data.keys() - hints.keys()
         if missing or unknown:
-            raise InputError(f"task: lacks {sorted(missing)}, and has {sorted(unknown)} of another version")
-        values = {name: from_values(hints[name], value, name, InputError) for name, value in data.items()}
+            raise InputError(
+                f"task: lacks {sorted(missing)}, and has {sorted(unknown)} of another version"
+            )
+        values = {
+            name: from_values(hints[name], value, name, InputError) for name, value in data.items()
+        }
         return cls(**{**values, "options": from_texts(SyncOptions, values["options"])})
 
     def with_files(self, change: Callable[[str, bool], str]) -> Self:
-        """Replaces every file by what `change` returns for it and for whether it is written; outputs come last."""
-        video, audio = change(self.video, False), self.audio and change(self.audio, False)
-        options, changed = self.options, dict[str, Any]()
+        """Replaces every file by what `change` returns for it and for whether it is written;
+        outputs come last.
+        """
+        video = change(self.video, False)
+        audio = self.audio and change(self.audio, False)
+        options = self.options
+        changed = dict[str, Any]()
         if options.turns is None:  # else speakers name labels of the RTTM file
-            changed["speaker"] = tuple(Speaker(each.face, change(each.voice, False)) for each in options.speaker)
+            changed["speaker"] = tuple(
+                Speaker(each.face, change(each.voice, False)) for each in options.speaker
+            )
         for name, written in sorted(file_fields(SyncOptions).items(), key=lambda item: item[1]):
             if (file := getattr(options, name)) is not None:
                 changed[name] = change(str(file), written)
         output = change(self.output, True)
-        return replace(self, video=video, audio=audio, output=output, options=replace(options, **changed))
+        return replace(
+            self, video=video, audio=audio, output=output, options=replace(options, **changed)
+        )
 
     def client_names(self) -> dict[str, str]:
         """Returns the client's names of files by the names under which they lie."""
         files: dict[str, Any] = {"video": self.video, "audio": self.audio}
         files |= {f"speaker_{each.face}": each.voice for each in self.options.speaker}
         files |= {name: getattr(self.options, name) for name in file_fields(SyncOptions)}
-        return {Path(files[field]).name: name for field, name in self.names.items() if files.get(field)}
+        return {
+            Path(files[field]).name: name for field, name in self.names.items() if files.get(field)
+        }
 
     def files(self) -> list[tuple[str, bool]]:
         """Returns every file, with whether it is written."""
@@ -102,8 +125,8 @@ class Task:
 class WorkerSettings:
     """What a worker opens: a bundle (path, name, "demo" or the URL of a folder) on one device.
 
-    `scratch`: folder for fetched files, by default the system's temporary folder. `threads`: of the CPU. `most_bytes`:
-    of memory that a worker of this machine may take for clips.
+    `scratch`: folder for fetched files, by default the system's temporary folder. `threads`: of the
+    CPU. `most_bytes`: of memory that a worker of this machine may take for clips.
     """
 
     bundle: str
@@ -116,7 +139,9 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """`detail`: the id of the task that runs; why the worker was lost; why it is closed, empty at the end."""
+    """`detail`: the id of the task that runs; why the worker was lost; why it is closed, empty at
+    the end.
+    """
 
     worker: str
     state: Literal["starting", "ready", "running", "hangs", "lost", "closed"]

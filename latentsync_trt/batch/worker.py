@@ -17,7 +17,13 @@ from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
 from latentsync_trt.errors import BundleError, InferenceError, InputError, OutputError
-from latentsync_trt.files import KEPT_NAME, published_folder, temporary_folder, whole_file, work_folder_of
+from latentsync_trt.files import (
+    KEPT_NAME,
+    published_folder,
+    temporary_folder,
+    whole_file,
+    work_folder_of,
+)
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import make_folder
 from latentsync_trt.types import Progress, SyncReport
@@ -32,12 +38,20 @@ _POLL_S = 0.1
 
 
 class Worker:
-    """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a task each."""
+    """Runs tasks in this process on an open bundle; `run` may be called from several threads, for a
+    task each.
+    """
 
-    def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
-        """Opens the bundle and runs each network once, so that the first clip is fast; raises as `run`."""
-        self._settings, self._notice = settings, on_notice
-        self._ended, self._running = threading.Condition(), 0
+    def __init__(
+        self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Opens the bundle and runs each network once, so that the first clip is fast; raises as
+        `run`.
+        """
+        self._settings = settings
+        self._notice = on_notice
+        self._ended = threading.Condition()
+        self._running = 0
         self._scratch = Path(settings.scratch or tempfile.gettempdir())
         make_folder(self._scratch)
         try:
@@ -47,14 +61,19 @@ class Worker:
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> dict[str, Any]:
-        """Syncs a clip, until `canceled` stops it at the next progress; returns `asdict` of its `SyncReport`.
+    def run(
+        self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event
+    ) -> dict[str, Any]:
+        """Syncs a clip, until `canceled` stops it at the next progress; returns `asdict` of its
+        `SyncReport`.
 
-        Finished parts of a clip that does not end are kept beside its output, and so is what cannot be uploaded.
+        Finished parts of a clip that does not end are kept beside its output, and so is what cannot
+        be uploaded.
 
         Raises:
             TaskError: the clip failed; the worker can go on. Canceled: `canceled` was set.
-            WorkerLost: the provider failed, after which a GPU may be unusable in this process: start another.
+            WorkerLost: the provider failed, after which a GPU may be unusable in this process:
+                start another.
         """
         shown_s = 0.0
 
@@ -63,7 +82,9 @@ class Worker:
             if canceled.is_set():
                 raise Canceled(f"{task.id}: canceled")
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
-                raise InputError(f"{task.video}: lasts longer than {task.most_s:g} s; send a shorter one")
+                raise InputError(
+                    f"{task.video}: lasts longer than {task.most_s:g} s; send a shorter one"
+                )
             on_progress(replace(progress, picture=None))  # a child cannot send it
             if task.preview and progress.picture and monotonic() >= shown_s + _PREVIEW_S:
                 from latentsync_trt.measure.page import jpeg
@@ -84,9 +105,13 @@ class Worker:
         except Canceled:
             raise
         except Exception as error:  # whatever is wrong with a clip must not end the worker
-            message, usage = one_line(error, [*map(remote_files.shown, ("sync", *command_line(task.options)))])
+            message, usage = one_line(
+                error, [*map(remote_files.shown, ("sync", *command_line(task.options)))]
+            )
             raise TaskError(files.named(message), usage=usage) from error
-        return asdict(replace(made, output=task.output, notices=tuple(map(files.named, made.notices))))
+        return asdict(
+            replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
+        )
 
     def _open(self, bundle: str) -> "LipSync":
         from latentsync_trt.runtime.engines.cache import cache_folder
@@ -94,11 +119,17 @@ class Worker:
 
         given = self._settings
         if remote_files.is_url(bundle):
-            bundle = str(fetch_bundle(bundle, cache_folder(given.runtime.engine_cache).absolute() / "bundles"))
+            bundle = str(
+                fetch_bundle(
+                    bundle, cache_folder(given.runtime.engine_cache).absolute() / "bundles"
+                )
+            )
         return LipSync.from_bundle(bundle, given.provider, given.runtime, on_notice=self._notice)
 
     @contextmanager
-    def _opened(self, bundle: str, report: Callable[[Progress], None]) -> Generator[None, None, None]:
+    def _opened(
+        self, bundle: str, report: Callable[[Progress], None]
+    ) -> Generator[None, None, None]:
         """A block in which a bundle is open; first waits for tasks with another one."""
         with self._ended:
             while bundle != self._bundle and self._running:
@@ -118,21 +149,28 @@ class Worker:
                 self._running -= 1
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
-        """Syncs local files; goes on with the finished parts that an earlier run of the same clip kept."""
-        # Who gave the task has checked the output; since then, a worker that was lost may have written it.
+        """Syncs local files; goes on with the finished parts that an earlier run of the same clip
+        kept.
+        """
+        # Who gave the task has checked the output; since then, a worker that was lost may have
+        # written it.
         options = replace(task.options, overwrite=True)
         run = partial(self._lip_sync.sync, task.video, task.audio, task.output, on_progress=report)
         if (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
-            with suppress(InputError):  # it kept those of another clip; any other reason is found again
+            # it kept those of another clip; any other reason is found again
+            with suppress(InputError):
                 return run(options=replace(options, resume=True))
         return run(options=options)
 
 
 class _Files:
-    """The local files of a task: those with a URL lie in `folder`, which exists before `local` is called."""
+    """The local files of a task: those with a URL lie in `folder`, which exists before `local` is
+    called.
+    """
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
-        self.folder, self._report = Path(), report
+        self.folder = Path()
+        self._report = report
         self._paths: dict[tuple[str, bool], Path] = {}
 
     def local(self, file: str, written: bool) -> str:
@@ -150,7 +188,9 @@ class _Files:
         return str(path)
 
     def deliver(self) -> None:
-        """Uploads what was written, the clip last. What cannot be uploaded is kept, which the `OutputError` says."""
+        """Uploads what was written, the clip last. What cannot be uploaded is kept, which the
+        `OutputError` says.
+        """
         finished = {url: path for (url, written), path in self._paths.items() if written}
         try:
             for url, path in finished.items():
@@ -159,7 +199,9 @@ class _Files:
         except OutputError as error:
             kept = Path(tempfile.mkdtemp(prefix="latentsync-kept-", dir=self.folder.parent))
             names = [path.replace(kept / path.name).name for path in finished.values()]
-            raise OutputError(f"{error}; what is finished is kept in {kept}: {', '.join(names)}") from error
+            raise OutputError(
+                f"{error}; what is finished is kept in {kept}: {', '.join(names)}"
+            ) from error
 
     def named(self, text: str) -> str:
         """Returns a message with URLs instead of the local paths of their files."""
@@ -169,8 +211,9 @@ class _Files:
 
 
 def fetch_bundle(url: str, cache: Path) -> Path:
-    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its folder, named by the
-    manifest's SHA-256. Raises as `fetch`, or `BundleError`."""
+    """Downloads a bundle into `cache` once per machine, while other processes wait; returns its
+    folder, named by the manifest's SHA-256. Raises as `fetch`, or `BundleError`.
+    """
     make_folder(cache)
     url = url.rstrip("/")
     with temporary_folder(cache) as folder, FileLock(cache / ".download.lock"):
@@ -185,5 +228,7 @@ def fetch_bundle(url: str, cache: Path) -> Path:
                     remote_files.fetch(f"{url}/{file}", staged)
                 Bundle.load(staged)
         except BundleError as error:
-            raise BundleError(f"{remote_files.shown(url)}: {error}; upload the bundle again") from error
+            raise BundleError(
+                f"{remote_files.shown(url)}: {error}; upload the bundle again"
+            ) from error
     return target

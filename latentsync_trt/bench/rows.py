@@ -26,10 +26,10 @@ from latentsync_trt.version import __version__
 class Row:
     """One measurement.
 
-    `case`: which graph or clip. `time`: of a run, see `Setting.row`. `frames`: video frames of one run, 0 if none.
-    `memory`: see `Setting.memory`. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap.
-    `engines_ms`: mean time of a run of each graph. `start_up_s`: seconds of building and opening before the first run.
-    `syncnet`: of the finished clip.
+    `case`: which graph or clip. `time`: of a run, see `Setting.row`. `frames`: video frames of one
+    run, 0 if none. `memory`: see `Setting.memory`. `parts_s`: seconds of a run by part; the parts
+    of an end-to-end run overlap. `engines_ms`: mean time of a run of each graph. `start_up_s`:
+    seconds of building and opening before the first run. `syncnet`: of the finished clip.
     """
 
     scenario: str
@@ -46,16 +46,24 @@ class Row:
     notes: tuple[str, ...] = ()
 
 
-def write_rows(path: Path, facts: Mapping[str, str], bundle: Mapping[str, Any], rows: Iterable[Row]) -> None:
-    """Writes the rows, below the `environment` and the bundle; raises `OutputError` if that cannot be done."""
+def write_rows(
+    path: Path, facts: Mapping[str, str], bundle: Mapping[str, Any], rows: Iterable[Row]
+) -> None:
+    """Writes the rows, below the `environment` and the bundle; raises `OutputError` if that cannot
+    be done.
+    """
     content = {"environment": facts, "bundle": bundle, "rows": [asdict(row) for row in rows]}
     write_file(path, to_json("bench", 4, content) + "\n")
 
 
 def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
-    """What a `command` found, as JSON of this `version` of its format; null for NaN and infinity."""
+    """What a `command` found, as JSON of this `version` of its format; null for NaN and
+    infinity.
+    """
     named = {"kind": f"latentsync-trt {command}", "format": version, **content}
-    return json.dumps(json.loads(json.dumps(named), parse_constant=lambda _: None), indent=1, ensure_ascii=False)
+    return json.dumps(
+        json.loads(json.dumps(named), parse_constant=lambda _: None), indent=1, ensure_ascii=False
+    )
 
 
 def environment(command: Iterable[str], providers: Iterable[str], device: int) -> dict[str, str]:
@@ -93,16 +101,26 @@ def library_versions() -> dict[str, str]:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", info.read_text("utf-8")) if info.is_file() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    found = (
+        re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", info.read_text("utf-8"))
+        if info.is_file()
+        else None
+    )
+    if found:
+        return found[1]
+    return platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:
-    return len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
+    if hasattr(psutil.Process, "cpu_affinity"):
+        return len(psutil.Process().cpu_affinity())
+    return os.cpu_count() or 1
 
 
 def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> dict[str, Any]:
-    """Of a bundle that runs at `resolution_px`, or at its own; `sha256` is over all graphs and weights."""
+    """Of a bundle that runs at `resolution_px`, or at its own; `sha256` is over all graphs and
+    weights.
+    """
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
     return {

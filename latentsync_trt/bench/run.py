@@ -31,8 +31,9 @@ from latentsync_trt.unexpected import without_paths
 class Setting:
     """A bundle on a provider.
 
-    `resolution_px`: of the faces. `free_before_bytes`: device memory free before anything was opened, None on the CPU.
-    `say`: called with a line about what is measured. `runs`, `warm_up`: with and without a clock.
+    `resolution_px`: of the faces. `free_before_bytes`: device memory free before anything was
+    opened, None on the CPU. `say`: called with a line about what is measured. `runs`, `warm_up`:
+    with and without a clock.
     """
 
     bundle: Bundle
@@ -45,7 +46,9 @@ class Setting:
     warm_up: int = 1
 
     def timed(self, run: Callable[[], Any]) -> tuple[list[float], Any]:
-        """Milliseconds of each timed run, and what the last one returned; `run` must be synchronous."""
+        """Milliseconds of each timed run, and what the last one returned; `run` must be
+        synchronous.
+        """
         times_ms = []
         for _ in range(self.warm_up + self.runs):
             start_s = perf_counter()
@@ -53,17 +56,40 @@ class Setting:
             times_ms.append(1000 * (perf_counter() - start_s))
         return times_ms[self.warm_up :], result
 
-    def row(self, scenario: str, case: str, times_ms: Sequence[float], notes: Iterable[str], **fields: Any) -> Row:
-        """A row whose time has the median, and the 5th and 95th percentile (interpolated where runs are few)."""
-        names, levels = ("median_ms", "p5_ms", "p95_ms"), np.percentile(times_ms, [50, 5, 95]).tolist()
-        known = {"provider": self.selection.name, "preset": None, "notes": tuple(map(without_paths, notes)), **fields}
-        return Row(scenario, case, time={**dict(zip(names, levels, strict=True)), "runs": len(times_ms)}, **known)
+    def row(
+        self,
+        scenario: str,
+        case: str,
+        times_ms: Sequence[float],
+        notes: Iterable[str],
+        **fields: Any,
+    ) -> Row:
+        """A row whose time has the median, and the 5th and 95th percentile (interpolated where runs
+        are few).
+        """
+        names = ("median_ms", "p5_ms", "p95_ms")
+        levels = np.percentile(times_ms, [50, 5, 95]).tolist()
+        known = {
+            "provider": self.selection.name,
+            "preset": None,
+            "notes": tuple(map(without_paths, notes)),
+            **fields,
+        }
+        return Row(
+            scenario,
+            case,
+            time={**dict(zip(names, levels, strict=True)), "runs": len(times_ms)},
+            **known,
+        )
 
     @contextmanager
     def memory(self) -> Iterator[dict[str, int | None]]:
-        """The peak while the block runs, final after it: resident on the host, and in use on the device beyond the use
-        before the bench began (None if unknown)."""
-        process, ended, gpu = psutil.Process(), Event(), self.selection.gpu
+        """The peak while the block runs, final after it: resident on the host, and in use on the
+        device beyond the use before the bench began (None if unknown).
+        """
+        process = psutil.Process()
+        ended = Event()
+        gpu = self.selection.gpu
         peak: dict[str, int | None] = {"host_bytes": 0, "device_bytes": None}
 
         def poll() -> None:
@@ -84,34 +110,51 @@ class Setting:
 
 
 def settings_for(
-    bundle: Bundle, runtime: RuntimeOptions, sync: SyncOptions, providers: Sequence[str], say: Callable[[str], None]
+    bundle: Bundle,
+    runtime: RuntimeOptions,
+    sync: SyncOptions,
+    providers: Sequence[str],
+    say: Callable[[str], None],
 ) -> list[Setting]:
-    """One setting per provider, in the order given, without duplicates. Raises `InputError` if an option cannot be
-    used, `ProviderUnavailable` if a named provider does not load."""
-    settings, resolution_px = dict[str, Setting](), resolution_of(bundle.manifest, sync, runtime)
+    """One setting per provider, in the order given, without duplicates. Raises `InputError` if an
+    option cannot be used, `ProviderUnavailable` if a named provider does not load.
+    """
+    settings = dict[str, Setting]()
+    resolution_px = resolution_of(bundle.manifest, sync, runtime)
     for name in providers:
         selection = select_provider(name, runtime.one_device)
         for text in selection.notices():
             say(text)
         free_bytes = None if selection.gpu is None else free_memory_bytes(selection.gpu.index)
-        settings.setdefault(selection.name, Setting(bundle, selection, runtime, resolution_px, free_bytes, say))
+        settings.setdefault(
+            selection.name, Setting(bundle, selection, runtime, resolution_px, free_bytes, say)
+        )
     return [*settings.values()]
 
 
 def run_bench(
-    settings: Iterable[Setting], presets: Iterable[SyncOptions], clip: Clip, folder: Path, network: SyncNet | None
+    settings: Iterable[Setting],
+    presets: Iterable[SyncOptions],
+    clip: Clip,
+    folder: Path,
+    network: SyncNet | None,
 ) -> Generator[Row, None, None]:
-    """Syncs `clip` with each of the `presets` in each setting, into `folder`; `network` measures LSE-C and LSE-D.
-    Raises as `LipSync.sync`."""
+    """Syncs `clip` with each of the `presets` in each setting, into `folder`; `network` measures
+    LSE-C and LSE-D. Raises as `LipSync.sync`.
+    """
     for setting, options in product(settings, presets):
         setting.say(f"{setting.selection.name}: {clip.name} with preset {options.preset}")
         target = folder / f"{setting.selection.name}-{options.preset}.mp4"
         with setting.memory() as memory:
             start_s = perf_counter()
-            with LipSync(setting.bundle, setting.selection, setting.runtime, on_notice=setting.say) as lip_sync:
+            with LipSync(
+                setting.bundle, setting.selection, setting.runtime, on_notice=setting.say
+            ) as lip_sync:
                 lip_sync.warm_up(options)
                 start_up_s = {"build, open, first runs": perf_counter() - start_s}
-                sync = partial(lip_sync.sync, clip.video, clip.audio, target, replace(options, overwrite=True))
+                sync = partial(
+                    lip_sync.sync, clip.video, clip.audio, target, replace(options, overwrite=True)
+                )
                 times_ms, report = setting.timed(sync)
         meter = None
         if network is not None:

@@ -1,8 +1,9 @@
-"""Checks whether a provider works completely on this machine. Each part runs in a child process, which may crash.
+"""Checks whether a provider works completely on this machine. Each part runs in a child process,
+which may crash.
 
-1. first start: every graph is built into an empty engine cache, opened and run, and windows are painted
-2. second start: the same from that cache, which must build nothing
-3. reference: the same on another provider, to compare outputs and pictures with
+1. first start: every graph is built into an empty engine cache, opened and run, and windows are
+painted 2. second start: the same from that cache, which must build nothing 3. reference: the same
+on another provider, to compare outputs and pictures with
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,14 +41,20 @@ from latentsync_trt.types import UInt16Array
 from latentsync_trt.unexpected import redacted
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
-"""Least PSNR to the reference's pictures by the bundle's precision. Weights of 10 bits of mantissa gave 73 dB and of 7
-bits 56 in float32; in float16, 8 bits gave 62 and 3 bits 41."""
+"""Least PSNR to the reference's pictures by the bundle's precision. Weights of 10 bits of mantissa
+gave 73 dB and of 7 bits 56 in float32; in float16, 8 bits gave 62 and 3 bits 41.
+"""
 
-GPU_RUNS, CPU_RUNS = 20, 3
-"""Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
+GPU_RUNS = 20
+CPU_RUNS = 3
+"""Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU
+does not need.
+"""
 
 PICTURES = "pictures.npy"
-_FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
+_FIRST = "first start"
+_SECOND = "second start"
+_REFERENCE = "reference"
 
 Say = Callable[[str], None]
 Carry = Callable[["Part", Say], "Part"]
@@ -57,9 +64,9 @@ Carry = Callable[["Part", Say], "Part"]
 class GraphRow:
     """One graph at one start; None if unknown.
 
-    `nodes`: number assigned to each provider; a compiled part is one. `built`: at this start; `build_s`: now or
-    earlier; `engine_bytes`: in the cache. `first_ms`: the first run; `mean_ms`: the others. `difference`: see the
-    function. `reference_ms`: `mean_ms` there.
+    `nodes`: number assigned to each provider; a compiled part is one. `built`: at this start;
+    `build_s`: now or earlier; `engine_bytes`: in the cache. `first_ms`: the first run; `mean_ms`:
+    the others. `difference`: see the function. `reference_ms`: `mean_ms` there.
     """
 
     graph: str
@@ -79,10 +86,10 @@ class GraphRow:
 class Part:
     """What one child process is asked for, and what it has found so far.
 
-    It opens and runs the graphs `tested`, paints in so many `steps` if all work, and leaves outputs and pictures in
-    `folder`.
-    `provider`: the active one, empty if none loaded. `graphs`: those reached. `failures`: those of no single graph.
-    `log`: messages about engines. `doing`: the current step, empty at the end.
+    It opens and runs the graphs `tested`, paints in so many `steps` if all work, and leaves outputs
+    and pictures in `folder`. `provider`: the active one, empty if none loaded. `graphs`: those
+    reached. `failures`: those of no single graph. `log`: messages about engines. `doing`: the
+    current step, empty at the end.
     """
 
     requested: str
@@ -104,8 +111,12 @@ class Part:
         for name, row in self.graphs.items():
             if row.error:
                 yield row.error if name in row.error else f"{name}: {row.error}"
-            elif PROVIDERS[self.provider].builds and [*row.nodes] != [PROVIDERS[self.provider].ort_name]:
-                yield f"{name}: {self.provider} was not assigned all of its nodes ({dict(row.nodes)})"
+            elif PROVIDERS[self.provider].builds and [*row.nodes] != [
+                PROVIDERS[self.provider].ort_name
+            ]:
+                yield (
+                    f"{name}: {self.provider} was not assigned all of its nodes ({dict(row.nodes)})"
+                )
             if row.built and self.folder.name == _SECOND:
                 why = "".join(f"; {text}" for text in self.log if name in text)
                 yield f"{name}: its engine was not found in the cache, and was built again{why}"
@@ -115,8 +126,9 @@ class Part:
 class Report:
     """The result, with all that a bug report needs.
 
-    `requested`, `provider`: the provider asked for, and the one that ran (empty if none). `options`: flags given.
-    `stages`: the failures of each. `graphs`: at the last start that reached them. `pictures`: how near the reference's.
+    `requested`, `provider`: the provider asked for, and the one that ran (empty if none).
+    `options`: flags given. `stages`: the failures of each. `graphs`: at the last start that reached
+    them. `pictures`: how near the reference's.
     """
 
     requested: str
@@ -136,19 +148,30 @@ class Report:
 
     @property
     def result(self) -> TestResult:
-        """Slower: denoising steps take longer than on the reference provider, if that is another one."""
-        if not self.passed or self.reference == self.provider:  # with the portable variant of the graphs
-            return "passed" if self.passed else "failed"
+        """Slower: denoising steps take longer than on the reference provider, if that is another
+        one.
+        """
+        # with the portable variant of the graphs
+        if not self.passed or self.reference == self.provider:
+            if self.passed:
+                return "passed"
+            return "failed"
         steps = [row for row in self.graphs if row.graph in STEP_GRAPHS]
-        longer_ms = sum(row.mean_ms - row.reference_ms for row in steps if row.mean_ms and row.reference_ms)
-        return "slower" if longer_ms > 0 else "passed"
+        longer_ms = sum(
+            row.mean_ms - row.reference_ms for row in steps if row.mean_ms and row.reference_ms
+        )
+        if longer_ms > 0:
+            return "slower"
+        return "passed"
 
     def to_json(self) -> str:
         return to_json("selftest", 9, {"passed": self.passed, **asdict(self)})
 
 
 def carry_out(orders: Iterator[Part], emit: Emit) -> None:
-    """In the child: does what is asked; sends the part at each step, so that a crash loses no earlier results."""
+    """In the child: does what is asked; sends the part at each step, so that a crash loses no
+    earlier results.
+    """
     part = next(orders)
 
     def begin(doing: str) -> None:
@@ -158,7 +181,8 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
     begin(f"loading provider {part.requested}")
     try:
         selection = select_provider(part.requested, part.options.one_device)
-        part.provider, part.notices = selection.name, selection.notices()
+        part.provider = selection.name
+        part.notices = selection.notices()
         part.folder.mkdir()
         folder = cache_folder(part.options.engine_cache, used=selection.provider.builds)
         cache = EngineCache(folder, part.log.append)
@@ -183,28 +207,39 @@ def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Say) -
     """Builds the engine of a graph unless it is in the cache, opens and runs it."""
     begin(f"building and opening {row.graph}")
     opened = engines.open(row.graph)
-    row.nodes, row.open_s = opened.session.nodes_by_provider(), opened.costs.open_s
+    row.nodes = opened.session.nodes_by_provider()
+    row.open_s = opened.costs.open_s
     if engines.compiled:
-        row.built, row.build_s, row.engine_bytes = opened.costs.built, opened.costs.build_s, opened.size_bytes
+        row.built = opened.costs.built
+        row.build_s = opened.costs.build_s
+        row.engine_bytes = opened.size_bytes
     begin(f"running {row.graph}")
     with closing(opened.session) as session:
         run = BoundRun(session, engines.ranges, engines.selection)
         for _ in range(GPU_RUNS if engines.selection.gpu else CPU_RUNS):
             run()
         np.savez(part.folder / f"{row.graph}.npz", *run.outputs())
-        row.first_ms, row.mean_ms = 1000 * session.clock.first_run_s, session.clock.mean_ms
+        row.first_ms = 1000 * session.clock.first_run_s
+        row.mean_ms = session.clock.mean_ms
 
 
 def _paint(part: Part, engines: SessionFactory) -> None:
     """Paints windows into `PICTURES`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
-    manifest, options = engines.bundle.manifest, SyncOptions(preset="balanced", steps=part.steps)
-    side_px, frames = manifest.resolution_px, manifest.frames
+    manifest = engines.bundle.manifest
+    options = SyncOptions(preset="balanced", steps=part.steps)
+    side_px = manifest.resolution_px
+    frames = manifest.frames
     # As an aligned face is cut out.
     face = np.asarray(cv2.resize(portrait()[60:220, 150:310], (side_px, side_px)), np.uint8)
-    faces, painted = np.stack([face] * frames), list[UInt16Array]()
+    faces = np.stack([face] * frames)
+    painted = list[UInt16Array]()
     selection = replace(engines.selection, is_named=True)
-    with closing(open_model(engines.bundle, selection, engines.options, graphs_for(options), part.log.append)) as model:
-        audio = encode_audio(partial(read_audio_blocks, SPEECH), model.audio_encoder, filters_of(model.bundle)).windows
+    with closing(
+        open_model(engines.bundle, selection, engines.options, graphs_for(options), part.log.append)
+    ) as model:
+        audio = encode_audio(
+            partial(read_audio_blocks, SPEECH), model.audio_encoder, filters_of(model.bundle)
+        ).windows
         inpainter = make_inpainter(model, options)
         for start in (0, frames):  # the second window reuses buffers that the first has filled
             painted += paint_window(inpainter, faces, audio[start : start + frames])
@@ -213,7 +248,9 @@ def _paint(part: Part, engines: SessionFactory) -> None:
 
 
 def run_part(part: Part, say: Say) -> Part:
-    """Carries out `part` in a child process, and returns what it found; `say` gets its current step."""
+    """Carries out `part` in a child process, and returns what it found; `say` gets its current
+    step.
+    """
 
     def take(event: Event) -> None:
         nonlocal part
@@ -223,17 +260,27 @@ def run_part(part: Part, say: Say) -> Part:
 
     ended = run_child(carry_out, part, take)
     if part.doing:
-        part.failures.append(f"the process died with {ended} while {part.doing}: {ended.last_error_line or '–'}")
+        part.failures.append(
+            f"the process died with {ended} while {part.doing}: {ended.last_error_line or '–'}"
+        )
     return part
 
 
 def self_test(
-    bundle: Bundle, provider: str, options: RuntimeOptions, say: Say, tested: Sequence[str], carry: Carry = run_part
+    bundle: Bundle,
+    provider: str,
+    options: RuntimeOptions,
+    say: Say,
+    tested: Sequence[str],
+    carry: Carry = run_part,
 ) -> Report:
-    """Tests the graphs `tested` and painting, each part by `carry`; `say` is called with lines about progress. Raises
-    `InputError` if `options` name several GPUs."""
-    device, given = options.one_device, [Path(each) for each in (bundle.folder, options.engine_cache) if each]
-    hide, parts = partial(redacted, folders=given), dict[str, Part]()
+    """Tests the graphs `tested` and painting, each part by `carry`; `say` is called with lines
+    about progress. Raises `InputError` if `options` name several GPUs.
+    """
+    device = options.one_device
+    given = [Path(each) for each in (bundle.folder, options.engine_cache) if each]
+    hide = partial(redacted, folders=given)
+    parts = dict[str, Part]()
     with temporary_folder() as folder:
 
         def run(name: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
@@ -243,12 +290,14 @@ def self_test(
         cached = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
         first = run(_FIRST, provider, cached, tested)
         rows = {graph: GraphRow(graph, error="not reached") for graph in tested} | first.graphs
-        reference, pictures = reference_of(bundle.manifest, first.provider), ""
+        reference = reference_of(bundle.manifest, first.provider)
+        pictures = ""
         usable = [graph for graph, row in first.graphs.items() if not row.error]
         if usable:
             rows |= run(_SECOND, first.provider, cached, usable).graphs
         if usable and reference:
-            # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that times compare.
+            # CUDA's own variant of the graphs is what auto would run instead of TensorRT, so that
+            # times compare.
             portable = reference == CUDA.name == first.provider
             own = RuntimeOptions(device=device, engine_cache=f"{folder / 'other engines'}")
             own = replace(own, graph_variant="portable" if portable else "auto")
@@ -259,36 +308,54 @@ def self_test(
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages={name: tuple(dict.fromkeys(map(hide, part.problems()))) for name, part in parts.items()},
-        graphs=tuple(replace(row, error=hide(row.error)) for row in rows.values() if first.provider),
+        stages={
+            name: tuple(dict.fromkeys(map(hide, part.problems()))) for name, part in parts.items()
+        },
+        graphs=tuple(
+            replace(row, error=hide(row.error)) for row in rows.values() if first.provider
+        ),
         pictures=pictures,
-        notices=tuple(dict.fromkeys(hide(text) for part in parts.values() for text in part.notices)),
+        notices=tuple(
+            dict.fromkeys(hide(text) for part in parts.values() for text in part.notices)
+        ),
         environment=environment((), (), device),
     )
 
 
 def reference_of(manifest: Manifest, provider: str) -> str:
-    """Whose results are taken as correct: the CPU's for the built-in model, else those of CUDA's portable form, as
-    the CPU takes hours with the published one; empty where there are none, or the CPU itself is tested."""
+    """Whose results are taken as correct: the CPU's for the built-in model, else those of CUDA's
+    portable form, as the CPU takes hours with the published one; empty where there are none, or the
+    CPU itself is tested.
+    """
     if provider == CPU.name or (manifest.name != DEMO_NAME and diagnose_provider(CUDA) is not None):
         return ""
-    return CPU.name if manifest.name == DEMO_NAME else CUDA.name
+    if manifest.name == DEMO_NAME:
+        return CPU.name
+    return CUDA.name
 
 
 def _compare(manifest: Manifest, rows: Mapping[str, GraphRow], other: Part) -> str:
-    """Adds to the rows how far they are from the reference `other`, to whose failures it adds what is too far; returns
-    the PSNR of the second start's pictures to the reference's, in words."""
-    ours, least_db = other.folder.with_name(_SECOND), LEAST_DB[manifest.precision]
+    """Adds to the rows how far they are from the reference `other`, to whose failures it adds what
+    is too far; returns the PSNR of the second start's pictures to the reference's, in words.
+    """
+    ours = other.folder.with_name(_SECOND)
+    least_db = LEAST_DB[manifest.precision]
     for name, theirs in other.graphs.items():
-        row, file = rows[name], f"{name}.npz"
+        row = rows[name]
+        file = f"{name}.npz"
         row.reference_ms = theirs.mean_ms
         if row.error or not (ours / file).exists() or not (other.folder / file).exists():
             continue
         with np.load(ours / file) as found, np.load(other.folder / file) as expected:
-            row.difference = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
+            row.difference = difference(
+                *([arrays[key] for key in expected.files] for arrays in (found, expected))
+            )
         limit = provider_limit(manifest, name)
         if row.difference > limit:
-            far = f"by {row.difference:.1e} of the largest (inf: NaN or infinity), at most {limit:.1e} is allowed"
+            far = (
+                f"by {row.difference:.1e} of the largest (inf: "
+                f"NaN or infinity), at most {limit:.1e} is allowed"
+            )
             other.failures.append(f"{name}: its values differ from those of {other.provider} {far}")
     files = ours / PICTURES, other.folder / PICTURES
     if not all(file.exists() for file in files):

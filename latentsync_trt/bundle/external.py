@@ -1,4 +1,6 @@
-"""What graphs read from other files: weights, in one file per network, and the names of all those files."""
+"""What graphs read from other files: weights, in one file per network, and the names of all those
+files.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ ALIGNMENT_BYTES = 4096
 """Tensors are page-aligned, so that a runtime can map them into memory."""
 
 INLINE_BELOW_BYTES = 1024
-"""Smaller tensors stay in the graph: compilers need shapes and scalars before they read any weights."""
+"""Smaller tensors stay in the graph: compilers need shapes and scalars before they read any
+weights.
+"""
 
 _INSIDE = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -20,7 +24,16 @@ _INSIDE = {
     "function": {7: "node", 11: "attribute"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "node": {5: "attribute"},
-    "attribute": {1: "key", 4: "value", 5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "attribute": {
+        1: "key",
+        4: "value",
+        5: "tensor",
+        6: "graph",
+        10: "tensor",
+        11: "graph",
+        22: "sparse",
+        23: "sparse",
+    },
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "external data"},
     "external data": {1: "key", 2: "value"},
@@ -28,7 +41,9 @@ _INSIDE = {
 """By numbers, those fields of ONNX's messages that lead to names of files."""
 
 _NAMING = {"external data": b"location", "attribute": b"ep_cache_context"}
-"""Keys whose values are names of files: of tensors, and of the engine that ONNX Runtime's node `EPContext` loads."""
+"""Keys whose values are names of files: of tensors, and of the engine that ONNX Runtime's node
+`EPContext` loads.
+"""
 
 
 class WeightsFile:
@@ -72,7 +87,8 @@ class WeightsFile:
 
 
 def external_files(message: bytes, kind: str = "model") -> Iterator[bytes]:
-    """The names of all files that an ONNX graph reads, found without the package `onnx`, which runs do without.
+    """The names of all files that an ONNX graph reads, found without the package `onnx`, which runs
+    do without.
 
     Raises:
         ValueError: this is no graph.
@@ -87,10 +103,14 @@ def external_files(message: bytes, kind: str = "model") -> Iterator[bytes]:
         raise ValueError(str(error)) from error
     texts = dict[str, list[bytes]](key=[], value=[])
     for field in fields:
-        inside = _INSIDE[kind].get(field.field_number, "") if isinstance(field.data, bytes) else ""
+        if isinstance(field.data, bytes):
+            inside = _INSIDE[kind].get(field.field_number, "")
+        else:
+            inside = ""
         if inside in texts:
             texts[inside].append(field.data)
-        elif inside and any(key in field.data for key in _NAMING.values()):  # else nothing in it names a file
+        # else nothing in it names a file
+        elif inside and any(key in field.data for key in _NAMING.values()):
             yield from external_files(field.data, inside)
     if _NAMING.get(kind) in texts["key"]:
         yield from texts["value"]

@@ -1,4 +1,6 @@
-"""Finds the bundle for a command: a path, a name below `checkpoints/`, the built-in demo, or the user's default."""
+"""Finds the bundle for a command: a path, a name below `checkpoints/`, the built-in demo, or the
+user's default.
+"""
 
 import os
 from pathlib import Path
@@ -25,7 +27,9 @@ def checkpoints_folder() -> Path:
         InputError: the variable names a home folder that does not exist.
     """
     named = os.environ.get(CHECKPOINTS_VARIABLE)
-    return below_home(named, f"choose another place with {CHECKPOINTS_VARIABLE}") if named else Path("checkpoints")
+    if named:
+        return below_home(named, f"choose another place with {CHECKPOINTS_VARIABLE}")
+    return Path("checkpoints")
 
 
 def demo_folder() -> Path:
@@ -34,7 +38,9 @@ def demo_folder() -> Path:
 
 def exported_bundles() -> list[Path]:
     """Folders below `checkpoints/` with a manifest, by name; hidden ones are being written."""
-    manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}") if exists(checkpoints_folder()) else ()
+    if not exists(checkpoints_folder()):
+        return []
+    manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
     return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
 
 
@@ -42,7 +48,9 @@ def name_of(folder: Path) -> str:
     """What `--bundle` takes for a bundle: "demo", its name below `checkpoints/`, else its path."""
     if folder == demo_folder():
         return DEMO_NAME
-    return folder.name if folder.parent == checkpoints_folder() else str(folder)
+    if folder.parent == checkpoints_folder():
+        return folder.name
+    return str(folder)
 
 
 def describe(folder: Path) -> str:
@@ -87,21 +95,34 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
 
 
 def _default() -> tuple[Path, str]:
-    chosen, exported, root = remembered_choice(), exported_bundles(), checkpoints_folder()
+    chosen = remembered_choice()
+    exported = exported_bundles()
+    root = checkpoints_folder()
     if chosen is not None and root / chosen in exported:
         return root / chosen, "chosen with `setup --use`"
     if chosen is None and len(exported) == 1:
         return exported[0], "the only exported one"
-    gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; " if chosen is not None else ""
-    found = f"{len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which with `--bundle NAME`"
+    if chosen is not None:
+        gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; "
+    else:
+        gone = ""
+    found = (
+        f"{len(exported)} exported bundles: "
+        f"{', '.join(map(describe, exported))}; say which with `--bundle NAME`"
+    )
     cure = f"{found}, or choose one for all commands with `latentsync-trt setup --use NAME`"
     if not exported:
-        cure = f"no exported bundle; get one with `{setup_command()}`, or try the small one with `--bundle demo`"
+        cure = (
+            f"no exported bundle; get one with `{setup_command()}`, "
+            "or try the small one with `--bundle demo`"
+        )
     raise BundleError(f"{gone}{root}: {cure}", usage=True)
 
 
 def default_bundle() -> tuple[str | None, str]:
-    """The name of the bundle that runs without `--bundle`, and why it; or None and why not, with the cure."""
+    """The name of the bundle that runs without `--bundle`, and why it; or None and why not, with
+    the cure.
+    """
     try:
         folder, why = _default()
     except BundleError as error:
@@ -110,7 +131,9 @@ def default_bundle() -> tuple[str | None, str]:
 
 
 def remembered_choice() -> str | None:
-    """The name that `remember` wrote, None without one; raises `BundleError` if the file cannot be read."""
+    """The name that `remember` wrote, None without one; raises `BundleError` if the file cannot be
+    read.
+    """
     path = checkpoints_folder() / CHOICE_NAME
     try:
         return path.read_text(encoding="utf-8").strip() if exists(path) else None
@@ -127,14 +150,16 @@ def remember(name: str) -> Path:
         name: its name, or its path.
 
     Raises:
-        BundleError: there is no such bundle, or it is damaged. InputError: it lies elsewhere, or is the built-in one.
+        BundleError: there is no such bundle, or it is damaged. InputError: it lies elsewhere, or is
+            the built-in one.
         OutputError: the choice cannot be written.
     """
     (folder, _), exported = find_bundle(name), exported_bundles()
     chosen = next((one for one in exported if one.samefile(folder)), None)
     if chosen is None:
         raise InputError(
-            f"{name}: not in {checkpoints_folder()}; name the built-in bundle, and bundles elsewhere, with `--bundle`"
+            f"{name}: not in {checkpoints_folder()}; name the "
+            "built-in bundle, and bundles elsewhere, with `--bundle`"
         )
     read_manifest(chosen)
     path = checkpoints_folder() / CHOICE_NAME

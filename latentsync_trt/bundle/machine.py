@@ -17,12 +17,15 @@ _FRAMES = 16
 def machine_bytes() -> float:
     """The memory of this machine, or of the container (cgroup 2) in which this process runs."""
     with suppress(OSError, ValueError):
-        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)  # "max": without a limit
+        # "max": without a limit
+        return min(float(_CONTAINER_MEMORY.read_text()), psutil.virtual_memory().total)
     return float(psutil.virtual_memory().total)
 
 
 def cpu_step_bytes(resolution_px: int, frames: int = _FRAMES) -> int:
-    """The memory that a guided step takes on the CPU: its largest attention matrix and its softmax, in float32."""
+    """The memory that a guided step takes on the CPU: its largest attention matrix and its softmax,
+    in float32.
+    """
     values = 2 * frames * HEADS * (resolution_px // PIXELS_PER_LATENT) ** 4
     return 2 * 4 * values
 
@@ -37,8 +40,17 @@ def has_nvidia_gpu() -> bool:
 
 
 def setup_command() -> str:
-    """The command that makes a bundle here: of the newest model, or without a GPU of the newest that fits in memory."""
-    models, on_gpu = list(MODEL_RESOLUTION_PX), has_nvidia_gpu()
-    fitting = [each for each in models if on_gpu or cpu_step_bytes(MODEL_RESOLUTION_PX[each]) <= machine_bytes()]
+    """The command that makes a bundle here: of the newest model, or without a GPU of the newest
+    that fits in memory.
+    """
+    models = list(MODEL_RESOLUTION_PX)
+    on_gpu = has_nvidia_gpu()
+    fitting = [
+        each
+        for each in models
+        if on_gpu or cpu_step_bytes(MODEL_RESOLUTION_PX[each]) <= machine_bytes()
+    ]
     chosen = fitting[0] if fitting else models[-1]
-    return "latentsync-trt setup" if chosen == models[0] else f"latentsync-trt setup --model {chosen}"
+    if chosen == models[0]:
+        return "latentsync-trt setup"
+    return f"latentsync-trt setup --model {chosen}"

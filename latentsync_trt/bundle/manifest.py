@@ -1,4 +1,5 @@
-"""An exported model on disk: a folder with `manifest.json`, graphs and one weights file per network.
+"""An exported model on disk: a folder with `manifest.json`, graphs and one weights file per
+network.
 
 The manifest holds the SHA-256 of every file and of itself: a damaged or edited bundle is refused.
 """
@@ -33,9 +34,13 @@ EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
 
 Shapes = Literal["static", "dynamic"]
 GraphVariant = Literal["portable", "cuda"]
-"""For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights are the same."""
+"""For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights are
+the same.
+"""
 
-AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_decoder"
+AUDIO_ENCODER = "audio_encoder"
+VAE_ENCODER = "vae_encoder"
+VAE_DECODER = "vae_decoder"
 
 
 def step_graph(*, guided: bool, cached: bool) -> str:
@@ -48,7 +53,15 @@ STEP_GRAPHS = (FULL_STEP, CACHED_STEP, *UNGUIDED_GRAPHS)
 REQUIRED_GRAPHS = (AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 
 HIDDEN = "hidden"
-STEP_INPUTS = ("latents", "conditioning", "audio", "timestep", "guidance", "history", "coefficients")
+STEP_INPUTS = (
+    "latents",
+    "conditioning",
+    "audio",
+    "timestep",
+    "guidance",
+    "history",
+    "coefficients",
+)
 STEP_OUTPUTS = ("next_latents", "next_history")
 """`hidden` is one more output of full steps, and one more input of cached steps."""
 
@@ -59,14 +72,19 @@ HEADS = 8
 
 _MOST_BYTES = 1_000_000  # of a manifest; the built-in one has 12,403
 
-HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
+HEIGHT = "height"
+WIDTH = "width"
+LATENT_HEIGHT = "latent_height"
+LATENT_WIDTH = "latent_width"
 SIZE_STEPS = {
     HEIGHT: RESOLUTION_STEP_PX,
     WIDTH: RESOLUTION_STEP_PX,
     LATENT_HEIGHT: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
     LATENT_WIDTH: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
 }
-"""The variable dimensions of bundles for several resolutions, pictures' in pixels and their latents', with divisors."""
+"""The variable dimensions of bundles for several resolutions, pictures' in pixels and their
+latents', with divisors.
+"""
 
 _Size = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -90,7 +108,9 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """One graph: its `.onnx` file, the weights file it reads, inputs, outputs, and the files of its other variants."""
+    """One graph: its `.onnx` file, the weights file it reads, inputs, outputs, and the files of its
+    other variants.
+    """
 
     file: str
     weights: str
@@ -116,9 +136,10 @@ class DimensionRange:
 class Quantization:
     """How an 8-bit bundle was made.
 
-    `parent`, `parent_sha256`: the bundle that was calibrated. `parent_precision`: of other graphs and of the layers in
-    `kept` (names of their weights). `clips`: names of their files. `settings`: of the calibration. `share`: of the full
-    step's multiply-adds, in 8 bits. `distance`: to the parent after whole denoising loops, by metric, if measured.
+    `parent`, `parent_sha256`: the bundle that was calibrated. `parent_precision`: of other graphs
+    and of the layers in `kept` (names of their weights). `clips`: names of their files. `settings`:
+    of the calibration. `share`: of the full step's multiply-adds, in 8 bits. `distance`: to the
+    parent after whole denoising loops, by metric, if measured.
     """
 
     parent: str
@@ -135,9 +156,10 @@ class Quantization:
 class Manifest:
     """The description of a bundle.
 
-    `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration. `sources`:
-    name, hash and (if known) repository@commit by role (unet, vae, whisper). `verification`: the largest relative
-    difference to PyTorch by graph, empty if skipped. `quantization`: of 8-bit bundles only.
+    `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's
+    configuration. `sources`: name, hash and (if known) repository@commit by role (unet, vae,
+    whisper). `verification`: the largest relative difference to PyTorch by graph, empty if skipped.
+    `quantization`: of 8-bit bundles only.
     """
 
     name: str
@@ -163,7 +185,9 @@ class Manifest:
     @property
     def arithmetic(self) -> Precision:
         """The precision of layers and graphs that are not in 8 bits."""
-        return self.precision if self.quantization is None else self.quantization.parent_precision
+        if self.quantization is None:
+            return self.precision
+        return self.quantization.parent_precision
 
     @property
     def latent_px(self) -> int:
@@ -171,7 +195,9 @@ class Manifest:
 
     @property
     def resolutions_px(self) -> range:
-        """Resolutions that the graphs take, ascending; `resolution_px`, the default, is the last."""
+        """Resolutions that the graphs take, ascending; `resolution_px`, the default, is the
+        last.
+        """
         span = self.ranges.get(HEIGHT)
         least_px = self.resolution_px if span is None else span.minimum
         return range(least_px, self.resolution_px + 1, RESOLUTION_STEP_PX)
@@ -180,32 +206,50 @@ class Manifest:
         """That the model is the small built-in one, or was trained at another resolution."""
         if self.model == DEMO_NAME:
             return [
-                "the built-in model is small and knows the demo's face only; latentsync-trt setup makes one for any"
+                "the built-in model is small and knows the demo's "
+                "face only; latentsync-trt setup makes one for any"
             ]
         trained_px = MODEL_RESOLUTION_PX.get(self.model, resolution_px)
         if trained_px == resolution_px:
             return []
-        return [f"model {self.model} was trained at {trained_px} px; at {resolution_px} px the mouth may look worse"]
+        return [
+            f"model {self.model} was trained at {trained_px} "
+            f"px; at {resolution_px} px the mouth may look worse"
+        ]
 
 
-def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None) -> int:
+def resolution_of(
+    manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None
+) -> int:
     """Height and width of the aligned faces of a run, in pixels.
 
     Raises:
-        InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at another one.
+        InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at
+            another one.
     """
-    wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
+    wanted_px = options.resolution
+    own_px = manifest.resolution_px
+    others_px = manifest.resolutions_px
     if wanted_px in (None, own_px):
         return own_px
     if wanted_px not in others_px:
-        shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
-        sizes = f"--resolution {max(wanted_px, own_px)} --min-resolution {min(wanted_px, others_px[0])}"
+        if len(others_px) > 1:
+            shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}"
+        else:
+            shown = f"{own_px} px"
+        sizes = (
+            f"--resolution {max(wanted_px, own_px)} --min-resolution {min(wanted_px, others_px[0])}"
+        )
         cure = f"make one for both with `latentsync-trt export --dynamic {sizes}`"
         if manifest.model == DEMO_NAME:
             cure = "leave it out, or name another bundle with --bundle"
-        raise InputError(f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; {cure}")
+        raise InputError(
+            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; {cure}"
+        )
     if runtime is not None and runtime.dynamic is False:
-        raise InputError(f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out")
+        raise InputError(
+            f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out"
+        )
     return wanted_px
 
 
@@ -218,20 +262,25 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Opens a bundle; the contents of graphs are compared with their SHA-256, with `verify` those of weights, too.
+        """Opens a bundle; the contents of graphs are compared with their SHA-256, with `verify`
+        those of weights, too.
 
         Raises:
-            BundleError: no bundle, another format, a file missing, changed or of another size, or a graph reads from
-                one that the manifest does not name, whose content is never compared.
+            BundleError: no bundle, another format, a file missing, changed or of another size, or a
+                graph reads from one that the manifest does not name, whose content is never
+                compared.
         """
         manifest = read_manifest(folder)
-        files, graphs = manifest.files, manifest.graphs.values()
+        files = manifest.files
+        graphs = manifest.graphs.values()
         opened = {name for graph in graphs for name in (graph.file, *graph.forms.values())}
         used = opened | {graph.weights for graph in graphs}
         allowed = {name.encode(errors="surrogatepass") for name in used}
         for name in used | files.keys():
             if name not in files or Path(name).name != name:
-                raise BundleError(f"{folder}: the manifest names {name!r}, which is no file of this folder")
+                raise BundleError(
+                    f"{folder}: the manifest names {name!r}, which is no file of this folder"
+                )
 
         def check(name: str) -> None:
             path = folder / name
@@ -242,9 +291,13 @@ class Bundle:
                 try:
                     unnamed = {*external_files(path.read_bytes())} - allowed
                 except (ValueError, RecursionError) as error:
-                    raise BundleError(f"{path}: is no graph ({error}); export the model again") from error
+                    raise BundleError(
+                        f"{path}: is no graph ({error}); export the model again"
+                    ) from error
                 if unnamed:
-                    raise BundleError(f"{path}: reads a file that the manifest does not name; export it again")
+                    raise BundleError(
+                        f"{path}: reads a file that the manifest does not name; export it again"
+                    )
 
         # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
         with ThreadPoolExecutor(4) as pool:
@@ -273,11 +326,16 @@ def sha256_file(path: Path) -> str:
 def files_of(folder: Path) -> dict[str, FileEntry]:
     """The files in a folder and below, for its manifest, by name."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {path.relative_to(folder).as_posix(): FileEntry(sha256_file(path), path.stat().st_size) for path in paths}
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(sha256_file(path), path.stat().st_size)
+        for path in paths
+    }
 
 
 def file_problem(path: Path, expected: FileEntry, *, hashes: bool) -> str:
-    """What is wrong with a file, with `hashes` also with its content; begins with its name, empty if nothing."""
+    """What is wrong with a file, with `hashes` also with its content; begins with its name, empty
+    if nothing.
+    """
     try:
         size_bytes = path.stat().st_size
         if size_bytes != expected.bytes:
@@ -293,8 +351,11 @@ def file_problem(path: Path, expected: FileEntry, *, hashes: bool) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Writes `manifest.json` into `folder`, sealed with its own SHA-256; returns its path."""
-    path, content = folder / MANIFEST_NAME, asdict(manifest)
-    path.write_text(json.dumps(content | {"sha256": _sha256(content)}, indent=2) + "\n", encoding="utf-8")
+    path = folder / MANIFEST_NAME
+    content = asdict(manifest)
+    path.write_text(
+        json.dumps(content | {"sha256": _sha256(content)}, indent=2) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -308,7 +369,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """The SHA-256 of the manifest, which covers all files of the bundle; errors as `read_manifest`."""
+    """The SHA-256 of the manifest, which covers all files of the bundle; errors as
+    `read_manifest`.
+    """
     return _sha256(_content(folder))
 
 
@@ -321,17 +384,23 @@ def _content(folder: Path) -> dict[str, Any]:
         if len(text) > _MOST_BYTES:
             raise BundleError(f"{path}: has more than {_MOST_BYTES} bytes; export the model again")
         content: dict[str, Any] = json.loads(text.decode())
-        version, sha256 = content.get("format_version"), content.pop("sha256", None)
+        version = content.get("format_version")
+        sha256 = content.pop("sha256", None)
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(
-            f"{folder}: not a bundle (no {MANIFEST_NAME}); make one with `latentsync-trt export`", usage=True
+            f"{folder}: not a bundle (no {MANIFEST_NAME}); make one with `latentsync-trt export`",
+            usage=True,
         ) from None
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); export the model again") from error
     if version != FORMAT_VERSION:
-        raise BundleError(f"{path}: format {version}, this version reads {FORMAT_VERSION}; export the model again")
+        raise BundleError(
+            f"{path}: format {version}, this version reads {FORMAT_VERSION}; export the model again"
+        )
     if sha256 != _sha256(content):
-        raise BundleError(f"{path}: edited or damaged (its SHA-256 differs); export the model again")
+        raise BundleError(
+            f"{path}: edited or damaged (its SHA-256 differs); export the model again"
+        )
     return content
 
 
@@ -340,23 +409,32 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 
 def check_target(target: Path) -> None:
-    """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything but a bundle."""
+    """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything
+    but a bundle.
+    """
     check_folder_to_write(target, "--output")
     if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
-        raise InputError(f"{target}: contains files but no bundle; choose another folder for --output")
+        raise InputError(
+            f"{target}: contains files but no bundle; choose another folder for --output"
+        )
 
 
 def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:
-    """Versions of this package and of `packages`, which the extra `extra` installs, for `Manifest.tools`.
+    """Versions of this package and of `packages`, which the extra `extra` installs, for
+    `Manifest.tools`.
 
     Raises:
-        MissingDependency: packages are not installed; the message contains the command that installs them.
+        MissingDependency: packages are not installed; the message contains the command that
+            installs them.
     """
     found = {package: distribution_version(package) for package in packages}
     missing = [package for package, version in found.items() if version is None]
     if missing:
         raise MissingDependency(
-            f"{', '.join(missing)}: not installed, or without their metadata; pip install 'latentsync-trt[{extra}]'"
+            f"{', '.join(missing)}: not installed, or without "
+            f"their metadata; pip install 'latentsync-trt[{extra}]'"
         )
     # A source tree has no metadata, or that of another version.
-    return {"latentsync-trt": __version__} | {package: version for package, version in found.items() if version}
+    return {"latentsync-trt": __version__} | {
+        package: version for package, version in found.items() if version
+    }

@@ -24,18 +24,26 @@ from latentsync_trt.paths import PrintableLines, printable
 
 BEGAN_S = time.monotonic()
 
-PANELS = {  # commands by heading of `--help`, as "module.function", each with the first line of its help text
+# commands by heading of `--help`, as "module.function", each with the first line of its help text
+PANELS = {
     "Lip-sync": {
         "sync.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
-        "model.setup": "Download the published weights, export them, build engines, test, and choose the result.",
+        "model.setup": "Download the published weights, export them, "
+        "build engines, test, and choose the result.",
         "sync.sync": "Lip-sync a video to a speech recording.",
-        "serve.ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
-        "serve.live": "A face that speaks while the speech is still being made, on a page in the browser.",
+        "serve.ui": "Lip-sync on a page in the browser: drop a video "
+        "and speech, follow the job, compare, download.",
+        "serve.live": "A face that speaks while the speech is "
+        "still being made, on a page in the browser.",
         "batch.batch": "Lip-sync many clips; models are loaded once per GPU.",
-        "serve.serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
-        "sync.faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
-        "model.download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE.",
-        "model.export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
+        "serve.serve": "Lip-sync as an HTTP service: send video "
+        "and speech, follow the job, fetch the result.",
+        "sync.faces": "Find and number all people of VIDEO: a contact "
+        "sheet, and their tracks for `sync --faces`.",
+        "model.download": "Download the published weights of LatentSync "
+        "1.6 or 1.5, with Whisper and the VAE.",
+        "model.export": "Export LatentSync's checkpoints to a "
+        "bundle that `sync` runs without PyTorch.",
     },
     "Speed and quality": {
         "engines.build": "Build a bundle's engines into the engine cache.",
@@ -44,20 +52,31 @@ PANELS = {  # commands by heading of `--help`, as "module.function", each with t
         "bench.compare": "Compare what two bundles make of a clip, or two finished videos of it.",
     },
     "Checks and maintenance": {
-        "checks.doctor": "Say what works here and, for everything missing, the line that installs it.",
-        "checks.selftest": "Build, run and reopen a bundle's graphs on a provider; compare results with the CPU's.",
+        "checks.doctor": "Say what works here and, for everything "
+        "missing, the line that installs it.",
+        "checks.selftest": "Build, run and reopen a bundle's graphs on "
+        "a provider; compare results with the CPU's.",
         "engines.cache": "Show, check and clean up the engines that were built.",
     },
 }
 
-_MODULES = {name: module for lines in PANELS.values() for module, name in (place.split(".") for place in lines)}
-COMMANDS = {place.partition(".")[2]: line for lines in PANELS.values() for place, line in lines.items()}
+_MODULES = {
+    name: module
+    for lines in PANELS.values()
+    for module, name in (place.split(".") for place in lines)
+}
+COMMANDS = {
+    place.partition(".")[2]: line for lines in PANELS.values() for place, line in lines.items()
+}
 
 EXAMPLES = {  # two calls of each command, shown at the end of its help
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
     "demo": ("demo", "demo --audio speech.wav --output mine"),
     "setup": ("setup --model 1.5 --yes", "setup --use 1.6-512-fp16"),
-    "sync": ("sync in.mp4 speech.wav", "sync in.mp4 speech.wav --preset fast --output done/out.mp4"),
+    "sync": (
+        "sync in.mp4 speech.wav",
+        "sync in.mp4 speech.wav --preset fast --output done/out.mp4",
+    ),
     "ui": ("ui", "ui --bundle demo --port 7861"),
     "batch": ("batch jobs.csv --device all", "batch jobs.csv --skip-bad --workers 2"),
     "serve": ("serve --device all", "serve --host 0.0.0.0 --port 8080 --max-clip-s 600"),
@@ -65,9 +84,15 @@ EXAMPLES = {  # two calls of each command, shown at the end of its help
     "download": ("download", "download 1.5"),
     "export": ("export", "export --model 1.5 --precision fp32"),
     "build": ("build", "build --provider tensorrt --device 1"),
-    "calibrate": ("calibrate --video me.mp4 --audio me.wav", "calibrate --clips folder --precision fp8"),
+    "calibrate": (
+        "calibrate --video me.mp4 --audio me.wav",
+        "calibrate --clips folder --precision fp8",
+    ),
     "bench": ("bench", "bench --bundle 1.6-512-fp16 --output bench.json"),
-    "compare": ("compare 1.6-512-fp16 1.6-512-int8", "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav"),
+    "compare": (
+        "compare 1.6-512-fp16 1.6-512-int8",
+        "compare a.mp4 b.mp4 --video in.mp4 --audio speech.wav",
+    ),
     "doctor": ("doctor", "doctor --json"),
     "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
@@ -85,7 +110,9 @@ class Interrupted(LatentSyncError):
 
 @contextmanager
 def interruption(message: str = stopping.INTERRUPTED) -> Iterator[None]:
-    """Raises `Interrupted` with `message`, and the notes of the error, for a KeyboardInterrupt in the block."""
+    """Raises `Interrupted` with `message`, and the notes of the error, for a KeyboardInterrupt in
+    the block.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -93,7 +120,9 @@ def interruption(message: str = stopping.INTERRUPTED) -> Iterator[None]:
 
 
 def _with_notes(message: str, error: BaseException) -> str:
-    return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
+    return "; ".join(
+        [message, *(note for note in getattr(error, "__notes__", ()) if note not in message)]
+    )
 
 
 class CommandLine(click.RichGroup):
@@ -104,9 +133,15 @@ class CommandLine(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            command = getattr(importlib.import_module(f"latentsync_trt.cli.{_MODULES[cmd_name]}"), cmd_name)
-            command.help = "\n\n".join(filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or ""))))
-            command.epilog = "\n\n".join(["Examples:", *(f"latentsync-trt {each}" for each in EXAMPLES[cmd_name])])
+            command = getattr(
+                importlib.import_module(f"latentsync_trt.cli.{_MODULES[cmd_name]}"), cmd_name
+            )
+            command.help = "\n\n".join(
+                filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or "")))
+            )
+            command.epilog = "\n\n".join(
+                ["Examples:", *(f"latentsync-trt {each}" for each in EXAMPLES[cmd_name])]
+            )
             add_config(command)
             add_help_all(command)
             self.add_command(command, cmd_name)
@@ -114,7 +149,9 @@ class CommandLine(click.RichGroup):
 
     def format_help(self, ctx: click.RichContext, formatter: click.RichHelpFormatter) -> None:  # type: ignore[override]
         imported = self.commands  # listed without importing others
-        self.commands = {name: click.RichCommand(name=name, help=line) for name, line in COMMANDS.items()}
+        self.commands = {
+            name: click.RichCommand(name=name, help=line) for name, line in COMMANDS.items()
+        }
         try:
             super().format_help(ctx, formatter)
         finally:
@@ -126,16 +163,21 @@ class CommandLine(click.RichGroup):
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`. To be stopped is no error."""
+        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`. To be stopped is
+        no error.
+        """
         arguments = list(sys.argv[1:] if args is None else args)
-        # Names of files and our own signs (✓, →) may be missing in the encoding of a pipe, as on Windows.
+        # Names of files and our own signs (✓, →) may be missing in the encoding of a pipe, as on
+        # Windows.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableLines())
             logging.lastResort.addFilter(_is_for_users)
         try:
-            found = super().main(arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments})
+            found = super().main(
+                arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments}
+            )
             sys.exit(found if isinstance(found, int) else 0)
         except NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
@@ -155,7 +197,9 @@ class CommandLine(click.RichGroup):
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:
-    """Whether a command shows a record: ours, and errors of other libraries, whose warnings are for developers."""
+    """Whether a command shows a record: ours, and errors of other libraries, whose warnings are for
+    developers.
+    """
     return record.name.startswith("latentsync_trt") or record.levelno >= logging.ERROR
 
 
@@ -165,7 +209,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     if stopping.exit_code():  # a failure while a command leaves its blocks is caused by that
         return stopping.INTERRUPTED, stopping.exit_code()
     if isinstance(error, click.UsageError):
-        text, path = error.format_message().rstrip("."), error.ctx.command_path if error.ctx else "latentsync-trt"
+        text = error.format_message().rstrip(".")
+        path = error.ctx.command_path if error.ctx else "latentsync-trt"
         return f"{text[:1].lower()}{text[1:]}; see `{path} --help`", error.exit_code
     if isinstance(error, click.Abort):
         return "aborted", 1
@@ -176,7 +221,11 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
 
 
 # No boxes: terminals and files get the same text.
-_PLAIN_HELP = {"theme": "default-slim", "default_string": r"\[default: {}]", "commands_before_options": True}
+_PLAIN_HELP = {
+    "theme": "default-slim",
+    "default_string": r"\[default: {}]",
+    "commands_before_options": True,
+}
 
 
 @click.group(

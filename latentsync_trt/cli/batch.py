@@ -49,25 +49,45 @@ _MOVED_EVERY_S = 2.0
     type=flags.OutputFolder(),
     panel=FILES,
     metavar="FOLDER",
-    help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
+    help="Folder, or URL of one, for outputs that a row "
+    "does not name.  [default: that of the video]",
 )
-@click.option("--skip-bad", is_flag=True, panel=FILES, help="Run the rows that can work although others cannot.")
+@click.option(
+    "--skip-bad",
+    is_flag=True,
+    panel=FILES,
+    help="Run the rows that can work although others cannot.",
+)
 @flags.bundle_option
 @flags.options_from(SyncOptions, leave_out=("resume",))
 @flags.provider_option
 @flags.worker_options
-@flags.path_option("--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs.")
+@flags.path_option(
+    "--scratch", folder=True, panel=HARDWARE, help="Folder of each worker for files from URLs."
+)
 @flags.options_from(RuntimeOptions)
 @flags.quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print each event to stdout as a line of JSON; a summary last.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print each event to stdout as a line of JSON; a summary last.",
+)
 def batch(
-    jobs: Path, *, bundle: str | None, quiet: bool, as_json: bool, output: str | None, skip_bad: bool, **fields: Any
+    jobs: Path,
+    *,
+    bundle: str | None,
+    quiet: bool,
+    as_json: bool,
+    output: str | None,
+    skip_bad: bool,
+    **fields: Any,
 ) -> None:
-    """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of
-    `sync`), a .jsonl file with such objects, or a folder, whose videos and recordings of one name are pairs. Options
-    given here apply to all rows that don't say otherwise. What is done is kept in a ledger beside JOBS, or in the
-    folder: the same command runs what is not. Exit code 1: some clips failed, or were skipped; 2: rows cannot work,
-    and none was started.
+    """JOBS is a .csv file whose first row names its columns (video, audio, output, and any option
+    of `sync`), a .jsonl file with such objects, or a folder, whose videos and recordings of one
+    name are pairs. Options given here apply to all rows that don't say otherwise. What is done is
+    kept in a ledger beside JOBS, or in the folder: the same command runs what is not. Exit code 1:
+    some clips failed, or were skipped; 2: rows cannot work, and none was started.
     """
     from latentsync_trt.batch.dispatch import Dispatcher
     from latentsync_trt.batch.job_file import ledger_of, read_rows
@@ -86,15 +106,21 @@ def batch(
         if output is not None and not is_url(output):
             make_folder(Path(output))
         ready = _check(left, board, skip=skip_bad)
-        board.rows, board.skipped = {row.task.id: row for row in ready}, len(left) - len(ready)
+        board.rows = {row.task.id: row for row in ready}
+        board.skipped = len(left) - len(ready)
         if ready:
             if bundle is None:
                 found, why = find_bundle(bundle)
                 bundle = str(found)
                 notice(describe_choice(found, why))
-            scratch, ray = fields["scratch"] and str(fields["scratch"].absolute()), fields["ray"]
-            settings = WorkerSettings(bundle, fields["provider"], flags.build(RuntimeOptions, fields), scratch)
-            workers = make_workers(settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice)
+            scratch = fields["scratch"] and str(fields["scratch"].absolute())
+            ray = fields["ray"]
+            settings = WorkerSettings(
+                bundle, fields["provider"], flags.build(RuntimeOptions, fields), scratch
+            )
+            workers = make_workers(
+                settings, fields["workers"], most=len(ready), ray=ray, on_notice=notice
+            )
             ledger = store or stack.enter_context(closing(JobStore(path)))
             ledger.add(row.task for row in ready)
 
@@ -110,31 +136,46 @@ def batch(
                 dispatcher.submit(row.task)
             dispatcher.wait(board.tick)
         elif board.before:
-            notice(f"{path}: all of its rows are done; to run them again, delete it and add --overwrite")
+            notice(
+                f"{path}: all of its rows are done; to run "
+                "them again, delete it and add --overwrite"
+            )
     board.show_summary()
     if board.failed or board.skipped:
         raise SystemExit(1)
 
 
 def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
-    """The rows that are not done, or whose output was deleted since; a killed worker may have left one begun."""
+    """The rows that are not done, or whose output was deleted since; a killed worker may have left
+    one begun.
+    """
     store.reclaim()
-    known, ids = {row.task.id: row for row in store.rows()}, {row.task.id for row in rows}
+    known = {row.task.id: row for row in store.rows()}
+    ids = {row.task.id for row in rows}
     # Else rows that were edited or removed would count as unfinished for good.
     store.remove(id_ for id_, row in known.items() if id_ not in ids and row.state != "done")
     left: list[BatchRow] = []
     for row in rows:
-        before, target = known.get(row.task.id), row.task.output
-        is_done = before is not None and before.state == "done" and (is_url(target) or exists(target))
+        before = known.get(row.task.id)
+        target = row.task.output
+        is_done = (
+            before is not None and before.state == "done" and (is_url(target) or exists(target))
+        )
         if before is not None and before.state == "waiting" and before.attempts:
-            left.append(replace(row, task=replace(row.task, options=replace(row.task.options, overwrite=True))))
+            left.append(
+                replace(
+                    row, task=replace(row.task, options=replace(row.task.options, overwrite=True))
+                )
+            )
         elif row.problem or not is_done:
             left.append(row)
     return left
 
 
 def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[BatchRow]":
-    """The rows, longest first so that workers end together; raises `InputError` if some cannot work, unless `skip`."""
+    """The rows, longest first so that workers end together; raises `InputError` if some cannot
+    work, unless `skip`.
+    """
     from latentsync_trt.batch.job_file import check_rows
 
     with progress_bar(hidden=board.hidden) as show:
@@ -147,22 +188,38 @@ def _check(rows: "Sequence[BatchRow]", board: "Board", *, skip: bool) -> "list[B
     ready = [row for row in checked if not row.problem]
     if len(ready) < len(rows) and not skip:
         cure = "correct or remove them, or add --skip-bad"
-        raise InputError(f"{len(rows) - len(ready)} of {len(rows)} rows cannot work, and none was started; {cure}")
+        raise InputError(
+            f"{len(rows) - len(ready)} of {len(rows)} rows "
+            f"cannot work, and none was started; {cure}"
+        )
     return sorted(ready, key=lambda row: -row.cost)
 
 
 class Board:
-    """What is shown of a batch while it runs and at its end, from its events; `before`: clips done earlier."""
+    """What is shown of a batch while it runs and at its end, from its events; `before`: clips done
+    earlier.
+    """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.rows: Mapping[str, BatchRow] = {}
         self.before = self.skipped = 0
         self.failed: list[tuple[BatchRow, str]] = []
-        self.hidden, self._as_json, self._lock = as_json or quiet, as_json, threading.Lock()
-        self._say, self._done, self._frames = notices_to(silent=self.hidden), 0, 0
-        self._began_s, self._ready_s, self._told_s = time.monotonic(), 0.0, 0.0
+        self.hidden = as_json or quiet
+        self._as_json = as_json
+        self._lock = threading.Lock()
+        self._say = notices_to(silent=self.hidden)
+        self._done = 0
+        self._frames = 0
+        self._began_s = time.monotonic()
+        self._ready_s = 0.0
+        self._told_s = 0.0
         self._line_s = self._began_s
-        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn(), TimeLeft()
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            TaskProgressColumn(),
+            TimeLeft(),
+        )
         disable = self.hidden or not STDERR.is_terminal
         self.bars = Bars(*columns, console=STDERR, transient=True, disable=disable)
         self._workers = {"": self.bars.add_task("")}  # bars by worker; first that of the whole
@@ -180,14 +237,20 @@ class Board:
                         self._say(f"worker {worker} is given up: {detail}")
                     self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
-                    self._move(worker, f"{worker}  {progress.stage}  {_name(self.rows[task_id])}", progress)
+                    self._move(
+                        worker, f"{worker}  {progress.stage}  {_name(self.rows[task_id])}", progress
+                    )
                 case Finished(task_id, worker, report):
-                    self._done, self._frames = self._done + 1, self._frames + report["frames"]
+                    self._done = self._done + 1
+                    self._frames = self._frames + report["frames"]
                     frames = f"{report['frames']} frames in {report['wall_s']:.1f} s on {worker}"
                     self._say(f"{_name(self.rows[task_id])}: {frames}; {self}")
                 case Failed(task_id, worker, message, _, again):
                     row = self.rows[task_id]
-                    what = f"worker {worker} was lost, the clip runs again" if again else "failed"
+                    if again:
+                        what = f"worker {worker} was lost, the clip runs again"
+                    else:
+                        what = "failed"
                     self.failed += [] if again else [(row, message)]
                     self._say(f"{row.where}: {_name(row)}: {what}: {message}")
             self._move("", str(self), Progress("", self._done + len(self.failed), len(self.rows)))
@@ -234,11 +297,28 @@ class Board:
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""
-        done, frames, failed, now_s = self._done, self._frames, len(self.failed), time.monotonic()
-        wall_s, pace = now_s - self._began_s, frames / max(now_s - self._ready_s, 1e-6)
+        done = self._done
+        frames = self._frames
+        failed = len(self.failed)
+        now_s = time.monotonic()
+        wall_s = now_s - self._began_s
+        pace = frames / max(now_s - self._ready_s, 1e-6)
         if self._as_json:
-            counts = {"done": done, "done_before": self.before, "failed": failed, "skipped": self.skipped}
-            print_json({"event": "summary", **counts, "frames": frames, "wall_s": wall_s, "frames_per_s": pace})
+            counts = {
+                "done": done,
+                "done_before": self.before,
+                "failed": failed,
+                "skipped": self.skipped,
+            }
+            print_json(
+                {
+                    "event": "summary",
+                    **counts,
+                    "frames": frames,
+                    "wall_s": wall_s,
+                    "frames_per_s": pace,
+                }
+            )
             return
         for row, message in self.failed:
             say(f"failed: {row.where}  {_name(row)}  {message}")
@@ -252,7 +332,10 @@ class Board:
 
 def _where(worker: BarTask) -> str:
     """The text of a bar, as "gpu 0  lip-sync  a.mp4  12 of 50 at 5.0 frames/s, 0:00:08 left"."""
-    steps = f"  {worker.completed:g} of {worker.total:g}" if worker.total and worker.total > 1 else ""
+    if worker.total and worker.total > 1:
+        steps = f"  {worker.completed:g} of {worker.total:g}"
+    else:
+        steps = ""
     pace = worker.fields.get("pace")
     return worker.description + steps + (f" at {pace}" if pace else "")
 

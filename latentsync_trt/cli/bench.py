@@ -1,4 +1,6 @@
-"""`latentsync-trt bench` and `compare`: speed, memory and quality of a bundle; two bundles or videos side by side."""
+"""`latentsync-trt bench` and `compare`: speed, memory and quality of a bundle; two bundles or
+videos side by side.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,8 +39,16 @@ _several = partial(click.option, multiple=True, show_default=True, help="Repeat 
 @flags.bundle_option
 @_several("--provider", "providers", type=click.Choice(PROVIDER_CHOICES), default=("auto",))
 @_several("--preset", "presets", type=click.Choice(list(PRESETS)), default=tuple(PRESETS))
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Timed runs of each.")
-@click.option("--warm-up", type=click.IntRange(0), default=1, show_default=True, help="Runs before those, not timed.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=3, show_default=True, help="Timed runs of each."
+)
+@click.option(
+    "--warm-up",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Runs before those, not timed.",
+)
 @flags.path_option("--video", help="Clip to sync.  [default: the built-in portrait]")
 @flags.path_option("--audio", help="Speech for it.  [default: the built-in sentence]")
 @flags.options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
@@ -47,24 +57,38 @@ _several = partial(click.option, multiple=True, show_default=True, help="Repeat 
 @flags.overwrite_option
 @flags.quiet_option
 def bench(
-    providers: tuple[str, ...], presets: tuple[str, ...], output: Path | None, quiet: bool, **fields: Any
+    providers: tuple[str, ...],
+    presets: tuple[str, ...],
+    output: Path | None,
+    quiet: bool,
+    **fields: Any,
 ) -> None:
     from latentsync_trt.bench.run import run_bench, settings_for
 
-    runtime, sync, say = flags.build(RuntimeOptions, fields), flags.build(SyncOptions, fields), notices_to(silent=quiet)
-    (folder, why), chosen = find_bundle(fields["bundle"]), [replace(sync, preset=name) for name in presets]
-    video, audio = fields["video"], fields["audio"]
+    runtime = flags.build(RuntimeOptions, fields)
+    sync = flags.build(SyncOptions, fields)
+    say = notices_to(silent=quiet)
+    (folder, why), chosen = (
+        find_bundle(fields["bundle"]),
+        [replace(sync, preset=name) for name in presets],
+    )
+    video = fields["video"]
+    audio = fields["audio"]
     if output is not None:
         check_file_to_write(output, "--output")
         check_free(output, overwrite=fields["overwrite"])
         make_folder(output.parent)
     say(describe_choice(folder, why))
-    network, loaded = open_syncnet(runtime.syncnet), Bundle.load(folder)
+    network = open_syncnet(runtime.syncnet)
+    loaded = Bundle.load(folder)
     settings = settings_for(loaded, replace(runtime, syncnet=None), sync, providers, say)
-    settings = [replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings]
+    settings = [
+        replace(setting, runs=fields["runs"], warm_up=fields["warm_up"]) for setting in settings
+    ]
     used = [setting.selection.name for setting in settings]
     facts = environment(["latentsync-trt", *sys.argv[1:]], used, runtime.one_device)
-    about, rows = bundle_facts(loaded.manifest, settings[0].resolution_px), list[Row]()
+    about = bundle_facts(loaded.manifest, settings[0].resolution_px)
+    rows = list[Row]()
     with temporary_folder() as folder:
         for row in run_bench(settings, chosen, choose_clip(video, audio, folder), folder, network):
             rows.append(row)
@@ -76,14 +100,18 @@ def bench(
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    longest, median_ms = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3], row.time["median_ms"]
+    longest = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3]
+    median_ms = row.time["median_ms"]
     return (
         " · ".join(filter(None, (row.case, row.preset, row.provider))),
         f"{median_ms / 1000:.2f} s",
         f"{1000 * row.frames / median_ms:.1f} frames/s",
         ", ".join(f"{name} {time_s:.2f} s" for name, time_s in longest),
         ", ".join(f"{name} {mean_ms:.1f} ms" for name, mean_ms in row.engines_ms.items()),
-        *(f"{used / 1e9:.2f} GB" if used else "" for used in map(row.memory.get, ("host_bytes", "device_bytes"))),
+        *(
+            f"{used / 1e9:.2f} GB" if used else ""
+            for used in map(row.memory.get, ("host_bytes", "device_bytes"))
+        ),
         str(row.syncnet or ""),
     )
 
@@ -91,8 +119,14 @@ def _cells(row: Row) -> tuple[str, ...]:
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@flags.path_option("--video", help="Clip to sync, or that A and B were made from.  [default: the built-in portrait]")
-@flags.path_option("--audio", help="Speech for it.  [default: the sound of --video; the built-in sentence without one]")
+@flags.path_option(
+    "--video",
+    help="Clip to sync, or that A and B were made from.  [default: the built-in portrait]",
+)
+@flags.path_option(
+    "--audio",
+    help="Speech for it.  [default: the sound of --video; the built-in sentence without one]",
+)
 @flags.path_option(
     "--output",
     default="compare.html",
@@ -113,34 +147,66 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     from latentsync_trt.media.writer import check_output_path
     from latentsync_trt.sync.api import LipSync
 
-    video, audio, overwrite = fields["video"], fields["audio"], fields["overwrite"]
+    video = fields["video"]
+    audio = fields["audio"]
+    overwrite = fields["overwrite"]
     page_path(output, "--output", overwrite=overwrite)
     given = [Path(name) for name in (a, b, video, audio) if name is not None]
     check_output_path(output.with_suffix(".mp4"), *given, overwrite=overwrite)
     are_videos = _are_videos(a, b)
     if are_videos and video is None:
-        raise click.UsageError("name the video that A and B were made from with --video, and its speech with --audio")
-    sync, runtime = flags.build(SyncOptions, fields), flags.build(RuntimeOptions, fields)
+        raise click.UsageError(
+            "name the video that A and B were made from with --video, and its speech with --audio"
+        )
+    sync = flags.build(SyncOptions, fields)
+    runtime = flags.build(RuntimeOptions, fields)
     network = open_syncnet(runtime.syncnet)
-    bundles = [] if are_videos else [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
+    if are_videos:
+        bundles = []
+    else:
+        bundles = [Bundle.load(find_bundle(name)[0]) for name in (a, b)]
     sides = _sides(bundles, sync, runtime)
-    names = [f"{side['name']} ({side['precision']})" for side in sides] or [Path(a).name, Path(b).name]
+    names = [f"{side['name']} ({side['precision']})" for side in sides] or [
+        Path(a).name,
+        Path(b).name,
+    ]
     make_folder(output.parent)
-    with temporary_folder(output.parent) as folder, progress_bar(hidden=quiet or as_json) as on_progress:
-        clip, reports = choose_clip(video, audio or video, folder), list[SyncReport]()
-        results = (Path(a), Path(b)) if are_videos else (folder / "a.mkv", folder / "b.mkv")
+    with (
+        temporary_folder(output.parent) as folder,
+        progress_bar(hidden=quiet or as_json) as on_progress,
+    ):
+        clip = choose_clip(video, audio or video, folder)
+        reports = list[SyncReport]()
+        if are_videos:
+            results = (Path(a), Path(b))
+        else:
+            results = (folder / "a.mkv", folder / "b.mkv")
         for side, bundle, result in zip("AB", bundles, results, strict=False):
-            with LipSync.from_bundle(bundle.folder, fields["provider"], replace(runtime, syncnet=None)) as lip_sync:
-                options, told = replace(sync, codec="ffv1"), labeled(on_progress, side)
-                reports.append(lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told))
+            with LipSync.from_bundle(
+                bundle.folder, fields["provider"], replace(runtime, syncnet=None)
+            ) as lip_sync:
+                options = replace(sync, codec="ffv1")
+                told = labeled(on_progress, side)
+                reports.append(
+                    lip_sync.sync(clip.video, clip.audio, result, options, on_progress=told)
+                )
         least_px = max([_LEAST_SIDE_PX, *(side["resolution_px"] for side in sides)])
         found, figures = compare_results(results, clip, output, least_px, network, on_progress)
     providers = [report.provider for report in reports]
     facts = environment(["latentsync-trt", *sys.argv[1:]], providers, runtime.one_device)
-    settings = "finished videos" if are_videos else " ".join(command_line(sync)) or "all options at their defaults"
-    lines, notes = [*_lines(sides), *found.lines()], [*_notes(sides, reports)]
+    if are_videos:
+        settings = "finished videos"
+    else:
+        settings = " ".join(command_line(sync)) or "all options at their defaults"
+    lines = [*_lines(sides), *found.lines()]
+    notes = [*_notes(sides, reports)]
     named = [(name.replace("_", " "), text) for name, text in facts.items()]
-    texts = {"title": f"{names[1]} against {names[0]}", "heads": HEADS, "lines": lines, "settings": settings}
+    texts = {
+        "title": f"{names[1]} against {names[0]}",
+        "heads": HEADS,
+        "lines": lines,
+        "settings": settings,
+    }
     figures |= {"facts": named, "notes": notes, "finished": are_videos}
     write_page(output, "compare.html.j2", clip=found, **figures, **texts)
     if as_json:
@@ -158,18 +224,28 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
 def _are_videos(a: str, b: str) -> bool:
     """Whether these are two finished videos; False for names of bundles."""
     suffixes = {suffix for several in CONTAINERS.values() for suffix in several}
-    if not any(Path(name).suffix.lower() in suffixes or (exists(name) and Path(name).is_file()) for name in (a, b)):
+    if not any(
+        Path(name).suffix.lower() in suffixes or (exists(name) and Path(name).is_file())
+        for name in (a, b)
+    ):
         return False
     for name in (a, b):
         check_file(Path(name))
     return True
 
 
-def _sides(bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions) -> list[dict[str, Any]]:
+def _sides(
+    bundles: Sequence[Bundle], sync: SyncOptions, runtime: RuntimeOptions
+) -> list[dict[str, Any]]:
     """What is known of the bundles, as they run; where both have one name, that of their folder."""
-    sides = [bundle_facts(each.manifest, resolution_of(each.manifest, sync, runtime)) for each in bundles]
+    sides = [
+        bundle_facts(each.manifest, resolution_of(each.manifest, sync, runtime)) for each in bundles
+    ]
     if len({side["name"] for side in sides}) == 1:
-        return [{**side, "name": each.folder.resolve().name} for side, each in zip(sides, bundles, strict=True)]
+        return [
+            {**side, "name": each.folder.resolve().name}
+            for side, each in zip(sides, bundles, strict=True)
+        ]
     return sides
 
 
@@ -192,6 +268,9 @@ def _notes(sides: Sequence[dict[str, Any]], reports: Sequence[SyncReport]) -> It
     if on_a != on_b:
         yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
     if a_px != b_px:
-        why = "so they start from different noise: look at the lips' numbers and at the video rather than at PSNR"
+        why = (
+            "so they start from different noise: look at the "
+            "lips' numbers and at the video rather than at PSNR"
+        )
         yield f"A works at {a_px} px, B at {b_px} px, {why}"
     yield from dict.fromkeys(without_paths(text) for report in reports for text in report.notices)

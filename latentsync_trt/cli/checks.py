@@ -1,4 +1,6 @@
-"""`latentsync-trt doctor` and `selftest`. What may fail to load is imported in functions: the failure is a finding."""
+"""`latentsync-trt doctor` and `selftest`. What may fail to load is imported in functions: the
+failure is a finding.
+"""
 
 import os
 import platform
@@ -35,7 +37,12 @@ from latentsync_trt.version import __version__, distribution_version
 if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import Report
 
-_MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
+_MARKS = {
+    "ok": ("✓", "green"),
+    "missing": ("–", "yellow"),
+    "problem": ("✗", "red"),
+    "info": (" ", "white"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,26 @@ def doctor(as_json: bool) -> None:
         try:
             report[section] = list(examine())
         except ImportError as error:
-            report[section] = [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
+            report[section] = [
+                Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)
+            ]
         except OutputError as error:
-            report[section] = [Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")]
-    problems = [finding for findings in report.values() for finding in findings if finding.level == "problem"]
+            report[section] = [
+                Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
+            ]
+    problems = [
+        finding
+        for findings in report.values()
+        for finding in findings
+        if finding.level == "problem"
+    ]
     verdict = problems[0] if problems else _verdict()
     if as_json:
-        rows = [{"section": name, **asdict(finding)} for name, findings in report.items() for finding in findings]
+        rows = [
+            {"section": name, **asdict(finding)}
+            for name, findings in report.items()
+            for finding in findings
+        ]
         print_json({"verdict": verdict, "findings": rows}, indent=2)
     else:
         _show(verdict)
@@ -88,8 +108,13 @@ def _verdict() -> Finding:
     sha256 = None if bundle is None else manifest_sha256(find.find_bundle(bundle)[0])
     provider = select_provider(bundle_sha256=sha256).name
     if bundle is None:
-        cure = "latentsync-trt setup --use NAME" if find.exported_bundles() else setup_command()
-        return Finding("missing", f"provider {provider} works, but `sync` finds no model: {why}", cure)
+        if find.exported_bundles():
+            cure = "latentsync-trt setup --use NAME"
+        else:
+            cure = setup_command()
+        return Finding(
+            "missing", f"provider {provider} works, but `sync` finds no model: {why}", cure
+        )
     return Finding("ok", f"`sync` runs bundle {bundle} ({why}) with provider {provider}")
 
 
@@ -112,7 +137,9 @@ def _providers() -> Iterator[Finding]:
     from latentsync_trt.runtime.providers.select import diagnose_provider, shows_no_gpu
 
     if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
-        yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
+        yield Finding(
+            "problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT
+        )
     providers = list(PROVIDERS.values())
     if shows_no_gpu():
         providers = [CPU]
@@ -123,7 +150,11 @@ def _providers() -> Iterator[Finding]:
         if obstacle is None:
             yield Finding("ok", f"{provider.name} runs (a trial session used it)")
             continue
-        yield Finding("problem" if provider is CPU else "missing", f"{provider.name}: {obstacle.text}", obstacle.cure)
+        yield Finding(
+            "problem" if provider is CPU else "missing",
+            f"{provider.name}: {obstacle.text}",
+            obstacle.cure,
+        )
         if provider is TENSORRT and provider.install in obstacle.cure:
             yield Finding("info", TENSORRT_DOWNLOAD)
 
@@ -136,7 +167,11 @@ def _engines() -> Iterator[Finding]:
         return
     folder = cache_folder().absolute()
     items = EngineCache(folder).entries()
-    yield Finding("info", f"cache: {folder} ({len(items)} engines, {decimal(sum(item.size_bytes for item in items))})")
+    yield Finding(
+        "info",
+        f"cache: {folder} ({len(items)} engines, "
+        f"{decimal(sum(item.size_bytes for item in items))})",
+    )
 
 
 def _bundles() -> Iterator[Finding]:
@@ -150,14 +185,18 @@ def _bundles() -> Iterator[Finding]:
             yield Finding("problem", str(error), "export it again")
             continue
         size = f"{sum(entry.bytes for entry in manifest.files.values()) / 1e6:.0f} MB"
-        yield Finding("ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}")
+        yield Finding(
+            "ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}"
+        )
 
 
 def _kept_work() -> Iterator[Finding]:
     for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
         for parts in sorted(place.glob(f"{PREFIX}*/{KEPT_NAME}")):
             text = f"{parts.parent}: an interrupted run keeps finished parts"
-            yield Finding("missing", text, "run the same command with --resume, or delete the folder")
+            yield Finding(
+                "missing", text, "run the same command with --resume, or delete the folder"
+            )
 
 
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
@@ -170,23 +209,39 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 
 
 @click.command("selftest")
-@click.option("--bundle", default=DEMO_NAME, show_default=True, help="A path, or a name below checkpoints/.")
+@click.option(
+    "--bundle", default=DEMO_NAME, show_default=True, help="A path, or a name below checkpoints/."
+)
 @flags.provider_option
 @flags.options_from(RuntimeOptions, leave_out=("build", "engine_cache", "syncnet", "verify"))
-@flags.path_option("--engine-cache", folder=True, help="Folder of engines to test, and kept; else a temporary one.")
+@flags.path_option(
+    "--engine-cache", folder=True, help="Folder of engines to test, and kept; else a temporary one."
+)
 @flags.json_option
 def selftest(bundle: str, provider: str, as_json: bool, **fields: Any) -> None:
-    """Prints PASS, or FAIL with the reasons and exit code 1. What --json prints has no paths and names."""
-    options, opened = flags.build(RuntimeOptions, fields), Bundle.load(find.find_bundle(bundle)[0])
-    report = test_provider(opened, provider, options, tuple(opened.manifest.graphs), as_json=as_json)
+    """Prints PASS, or FAIL with the reasons and exit code 1. What --json prints has no paths and
+    names.
+    """
+    options = flags.build(RuntimeOptions, fields)
+    opened = Bundle.load(find.find_bundle(bundle)[0])
+    report = test_provider(
+        opened, provider, options, tuple(opened.manifest.graphs), as_json=as_json
+    )
     if not report.passed:
         raise SystemExit(1)
 
 
 def test_provider(
-    bundle: Bundle, provider: str, options: RuntimeOptions, graphs: tuple[str, ...], *, as_json: bool = False
+    bundle: Bundle,
+    provider: str,
+    options: RuntimeOptions,
+    graphs: tuple[str, ...],
+    *,
+    as_json: bool = False,
 ) -> "Report":
-    """Runs a self-test and prints its report, whose result `--provider auto` follows from then on."""
+    """Runs a self-test and prints its report, whose result `--provider auto` follows from then
+    on.
+    """
     from latentsync_trt.bench.selftest import self_test
     from latentsync_trt.runtime.providers.select import remember_test, select_provider
 
@@ -203,13 +258,33 @@ def test_provider(
 
 def _show_report(report: "Report") -> None:
     if report.graphs:
-        heads = "graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference"
+        heads = (
+            "graph",
+            "nodes",
+            "build s",
+            "engine MB",
+            "open s",
+            "first ms",
+            "mean ms",
+            "difference",
+        )
         rows = []
         for row in report.graphs:
             ours = row.nodes and row.nodes.get(PROVIDERS[report.provider].ort_name, 0)
             nodes = f"{ours}/{sum(row.nodes.values())}" if row.nodes else None
             size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
-            rows.append((row.graph, nodes, row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference))
+            rows.append(
+                (
+                    row.graph,
+                    nodes,
+                    row.build_s,
+                    size_mb,
+                    row.open_s,
+                    row.first_ms,
+                    row.mean_ms,
+                    row.difference,
+                )
+            )
         print_table(heads, rows)
     for notice in report.notices:
         echo(f"note: {notice}")
@@ -218,7 +293,10 @@ def _show_report(report: "Report") -> None:
     for stage, failures in report.stages.items():
         echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
     if report.result == "slower":
-        echo(f"note: steps take longer than with {report.reference}, so --provider auto does not take it")
+        echo(
+            "note: steps take longer than with "
+            f"{report.reference}, so --provider auto does not take it"
+        )
     bundle = "bundle {name}, {precision}, {resolution_px} px".format_map(report.bundle)
     verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
     echo(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)

@@ -1,4 +1,6 @@
-"""`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes them."""
+"""`latentsync-trt build` and `cache`: builds engines ahead of time; lists, checks and removes
+them.
+"""
 
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,14 +23,18 @@ cache_option = flags.path_option(
     "folder",
     written=True,
     callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
-    help=next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache").metadata["help"],
+    help=next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache").metadata[
+        "help"
+    ],
 )
 
 
 @click.command("build")
 @flags.bundle_option
 @flags.provider_option
-@flags.options_from(RuntimeOptions, leave_out=("build", "cuda_graph", "low_memory", "syncnet", "verify"))
+@flags.options_from(
+    RuntimeOptions, leave_out=("build", "cuda_graph", "low_memory", "syncnet", "verify")
+)
 @flags.quiet_option
 def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     """Only provider tensorrt needs engines."""
@@ -39,10 +45,14 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
 
     runtime = flags.build(RuntimeOptions, fields)
     folder, why = find_bundle(bundle)
-    loaded, say = Bundle.load(folder), notices_to(silent=quiet)
+    loaded = Bundle.load(folder)
+    say = notices_to(silent=quiet)
     selection = select_provider(fields["provider"], runtime.one_device)
     cache = EngineCache(cache_folder(runtime.engine_cache, used=selection.provider.builds), say)
-    for text in (*selection.notices(), f"{describe_choice(folder, why)}, provider {selection.name}"):
+    for text in (
+        *selection.notices(),
+        f"{describe_choice(folder, why)}, provider {selection.name}",
+    ):
         say(text)
     factory = SessionFactory(loaded, selection, runtime, cache)
     todo = [*loaded.manifest.graphs] if factory.compiled else []
@@ -54,7 +64,10 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
             engine.session.close()  # only an open one shows where its nodes run
             costs = engine.costs
             built_s += [costs.build_s] if costs.built else []
-            what = f"built in {costs.build_s:.1f} s" if costs.built else "found in the cache"
+            if costs.built:
+                what = f"built in {costs.build_s:.1f} s"
+            else:
+                what = "found in the cache"
             size = f"{engine.size_bytes / 1e6:.1f} MB, {costs.node_share:.0%} of nodes"
             say(f"{graph}: {what}, opened in {costs.open_s:.2f} s, {size}")
     if not todo and not quiet:
@@ -71,15 +84,27 @@ cache = click.RichGroup(name="cache")
 @click.option("--verify", is_flag=True, help="Read every engine and compare it with its SHA-256.")
 @flags.json_option
 def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
-    """List engines: what each was built for, its size, and when it was last used; exit code 1 if --verify finds a
-    damaged one."""
-    entries, size_bytes = EngineCache(folder).entries(hashes=verify), folder_bytes(folder)
+    """List engines: what each was built for, its size, and when it was last used; exit code 1 if
+    --verify finds a damaged one.
+    """
+    entries = EngineCache(folder).entries(hashes=verify)
+    size_bytes = folder_bytes(folder)
     if as_json:
         rows = [{**asdict(entry), "state": entry.state} for entry in entries]
         print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows}, indent=2)
     else:
         if entries:
-            heads = "graph", "bundle", "built for", "GPU", "sizes", "size", "build", "last used", "state"
+            heads = (
+                "graph",
+                "bundle",
+                "built for",
+                "GPU",
+                "sizes",
+                "size",
+                "build",
+                "last used",
+                "state",
+            )
             print_table(heads, map(_row, entries))
         echo(f"engines: {len(entries)} in {folder}, {decimal(size_bytes)}")
     if verify and any(entry.state == "damaged" for entry in entries):
@@ -88,18 +113,25 @@ def list_engines(folder: Path, verify: bool, as_json: bool) -> None:
 
 @cache.command("prune")
 @cache_option
-@click.option("--max-gb", type=click.FloatRange(0), required=True, help="Keep this much: what was used last.")
+@click.option(
+    "--max-gb", type=click.FloatRange(0), required=True, help="Keep this much: what was used last."
+)
 def prune_engines(folder: Path, max_gb: float) -> None:
-    """Remove engines that are too many, damaged ones first. Builds in progress stay. Exit code 1: some could not be
-    removed."""
-    known, removed = EngineCache(folder), list[Entry]()
+    """Remove engines that are too many, damaged ones first. Builds in progress stay. Exit code 1:
+    some could not be removed.
+    """
+    known = EngineCache(folder)
+    removed = list[Entry]()
     entries = known.entries()
     chosen = select(entries, round(max_gb * 1e9))
     remove_leftovers(folder)
     for entry in chosen:
         refusal = known.remove(entry)
         removed += [] if refusal else [entry]
-        label = f"error: {entry.label} stays: {refusal}" if refusal else f"{entry.label} ({decimal(entry.size_bytes)})"
+        if refusal:
+            label = f"error: {entry.label} stays: {refusal}"
+        else:
+            label = f"{entry.label} ({decimal(entry.size_bytes)})"
         echo(label, err=bool(refusal))
     size = decimal(sum(entry.size_bytes for entry in removed))
     echo(f"removed {len(removed)} of {len(entries)} engines ({size}) from {folder}")
@@ -108,10 +140,27 @@ def prune_engines(folder: Path, max_gb: float) -> None:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    size, used_on, key = decimal(entry.size_bytes), entry.last_used_at.astimezone().date().isoformat(), entry.key
+    size = decimal(entry.size_bytes)
+    used_on = entry.last_used_at.astimezone().date().isoformat()
+    key = entry.key
     if key is None:
         return entry.folder.name, "", "", "", "", size, "", used_on, entry.problem or entry.state
-    sizes = [f"{name} {low}" + (f"-{high}" if high > low else "") for name, (low, _, high) in key.profile.items()]
-    provider, gpu = f"{key.provider} {key.precision}", f"{key.gpu} ({key.compute_capability})"
-    build, state = f"{entry.build_s:.1f} s", entry.problem or entry.state
-    return key.graph, key.bundle, provider, gpu, ", ".join(sizes) or "fixed", size, build, used_on, state
+    sizes = [
+        f"{name} {low}" + (f"-{high}" if high > low else "")
+        for name, (low, _, high) in key.profile.items()
+    ]
+    provider = f"{key.provider} {key.precision}"
+    gpu = f"{key.gpu} ({key.compute_capability})"
+    build = f"{entry.build_s:.1f} s"
+    state = entry.problem or entry.state
+    return (
+        key.graph,
+        key.bundle,
+        provider,
+        gpu,
+        ", ".join(sizes) or "fixed",
+        size,
+        build,
+        used_on,
+        state,
+    )

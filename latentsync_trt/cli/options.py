@@ -1,4 +1,6 @@
-"""Command-line options from option dataclasses: one per field, with the field's help and default."""
+"""Command-line options from option dataclasses: one per field, with the field's help and
+default.
+"""
 
 import dataclasses
 import typing
@@ -12,8 +14,22 @@ import rich_click as click
 from click.types import StringParamType
 
 from latentsync_trt.errors import InputError, did_you_mean
-from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, field_name, flag_name, show_numbers
-from latentsync_trt.paths import check_folder_to_write, exists, local_path, read_text, user_folder, why_missing
+from latentsync_trt.option_fields import (
+    HARDWARE,
+    QUALITY,
+    choices_of,
+    field_name,
+    flag_name,
+    show_numbers,
+)
+from latentsync_trt.paths import (
+    check_folder_to_write,
+    exists,
+    local_path,
+    read_text,
+    user_folder,
+    why_missing,
+)
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 
 
@@ -28,24 +44,30 @@ CONFIG = "latentsync-trt.toml"
 _MOST_CONFIG_BYTES = 1_000_000
 
 _DOORS = ["host", "no_key", "ray", "stun", "provider_option", "overwrite", "yes"]
-"""Options that let others in or name other machines; load code; replace files, or agree to a download. Of others, those
-that name what is written, as folders of jobs and of engines, which are code; and values with addresses."""
+"""Options that let others in or name other machines; load code; replace files, or agree to a
+download. Of others, those that name what is written, as folders of jobs and of engines, which are
+code; and values with addresses.
+"""
 
 _OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
 
 
 def current_name(name: str) -> str:
-    """The name of an option, without dashes; those of earlier versions are understood in its place."""
+    """The name of an option, without dashes; those of earlier versions are understood in its
+    place.
+    """
     return _OLD_NAMES.get(name, name)
 
 
 class LocalPath(click.Path):
-    """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed. `written`:
-    whether that file is written; a `folder` always is."""
+    """A path on this machine; URLs and empty names are refused before `pathlib` hides what was
+    typed. `written`: whether that file is written; a `folder` always is.
+    """
 
     def __init__(self, *, folder: bool = False, written: bool = False) -> None:
         super().__init__(path_type=Path)
-        self._folder, self.written = folder, folder or written
+        self._folder = folder
+        self.written = folder or written
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         what = param.opts[0] if isinstance(param, click.Option) else ""
@@ -61,7 +83,9 @@ class OutputFolder(StringParamType):
     written = True
 
 
-def path_option(*names: str, folder: bool = False, written: bool = False, **how: Any) -> Callable[[F], F]:
+def path_option(
+    *names: str, folder: bool = False, written: bool = False, **how: Any
+) -> Callable[[F], F]:
     """An option that takes a `LocalPath`; `how`: as for `click.option`."""
     return click.option(*names, type=LocalPath(folder=folder, written=written), **how)
 
@@ -74,10 +98,15 @@ def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
 def options_from(
     cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
 ) -> Callable[[F], F]:
-    """A decorator that adds a click option for every field of the dataclass `cls` with a help text, of all `groups`."""
-    hints, specs = typing.get_type_hints(cls), [spec for spec in dataclasses.fields(cls) if "help" in spec.metadata]
+    """A decorator that adds a click option for every field of the dataclass `cls` with a help text,
+    of all `groups`.
+    """
+    hints = typing.get_type_hints(cls)
+    specs = [spec for spec in dataclasses.fields(cls) if "help" in spec.metadata]
     wanted = (spec for spec in specs if groups is None or spec.metadata["group"] in groups)
-    return combined(*(_click_option(spec, hints[spec.name]) for spec in wanted if spec.name not in leave_out))
+    return combined(
+        *(_click_option(spec, hints[spec.name]) for spec in wanted if spec.name not in leave_out)
+    )
 
 
 bundle_option = click.option(
@@ -94,25 +123,40 @@ provider_option = click.option(
     panel=HARDWARE,
     help="Execution provider; auto takes the fastest available, naming one disables fallback.",
 )
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what an earlier call has written.")
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace what an earlier call has written."
+)
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object, or the error, to stdout, and nothing else."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object, or the error, to stdout, and nothing else.",
 )
 worker_options = combined(
     click.option(
         "--workers",
         type=click.IntRange(1, 4096),
         panel=HARDWARE,
-        help="Processes of one clip at a time.  [default: one for each GPU of --device, of two clips at a time]",
+        help="Processes of one clip at a time.  [default: one "
+        "for each GPU of --device, of two clips at a time]",
     ),
-    click.option("--ray", metavar="ADDRESS", panel=HARDWARE, help="Ray cluster to run on; auto: this machine's."),
+    click.option(
+        "--ray",
+        metavar="ADDRESS",
+        panel=HARDWARE,
+        help="Ray cluster to run on; auto: this machine's.",
+    ),
 )
 
 
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the options dataclass `cls` from its fields in `values`; raises `InputError` as that does."""
-    return cls(**{spec.name: values[spec.name] for spec in dataclasses.fields(cls) if spec.name in values})
+    """An instance of the options dataclass `cls` from its fields in `values`; raises `InputError`
+    as that does.
+    """
+    return cls(
+        **{spec.name: values[spec.name] for spec in dataclasses.fields(cls) if spec.name in values}
+    )
 
 
 def add_help_all(command: click.Command) -> None:
@@ -130,8 +174,17 @@ def add_help_all(command: click.Command) -> None:
             ctx.exit()
 
     if advanced:
-        how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show}
-        command.params.append(click.RichOption(["--help-all"], help="Show the advanced options, too, and exit.", **how))
+        how: dict[str, Any] = {
+            "is_flag": True,
+            "is_eager": True,
+            "expose_value": False,
+            "callback": show,
+        }
+        command.params.append(
+            click.RichOption(
+                ["--help-all"], help="Show the advanced options, too, and exit.", **how
+            )
+        )
 
 
 def add_config(command: click.Command) -> None:
@@ -143,7 +196,8 @@ def add_config(command: click.Command) -> None:
         expose_value=False,
         callback=_take_defaults,
         hidden=any(isinstance(param, click.Option) and param.hidden for param in command.params),
-        help=f"TOML file of defaults by command.  [default: {CONFIG} here, else in the user's config folder]",
+        help="TOML file of defaults by command.  [default: "
+        f"{CONFIG} here, else in the user's config folder]",
     )
     command.params.append(config)
 
@@ -168,12 +222,16 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
         raise InputError(f"{path}: cannot be read as TOML ({error})") from error
     for name, table in tables.items():
         if name not in COMMANDS or not isinstance(table, dict):
-            raise InputError(f"{path}: {name}: is no table of a command, as [sync]{did_you_mean(name, COMMANDS)}")
+            raise InputError(
+                f"{path}: {name}: is no table of a command, as [sync]{did_you_mean(name, COMMANDS)}"
+            )
     name = str(ctx.info_name)
     table = tables.get(name, {})
     found_here = given is None and path == places[0]
     elsewhere = f"give it on the command line, in {places[-1]}, or in a file that --config names"
-    ctx.default_map = _defaults(ctx.command, table, f"{path}: [{name}]", elsewhere if found_here else "")
+    ctx.default_map = _defaults(
+        ctx.command, table, f"{path}: [{name}]", elsewhere if found_here else ""
+    )
     if found_here and table and not {"--json", "--quiet", "-q"} & {*(ctx.obj or ())}:
         echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
 
@@ -183,10 +241,17 @@ def _is_door(option: click.Option, value: Any) -> bool:
     return option.name in _DOORS or getattr(option.type, "written", False) or "://" in str(value)
 
 
-def _defaults(command: click.Command, table: dict[str, Any], where: str, elsewhere: str) -> dict[str, Any]:
-    """The defaults of a command, and of those below it, by parameter; raises `InputError` for unknown names.
-    `elsewhere`: where options can be given that are doors, if they cannot here."""
-    options = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
+def _defaults(
+    command: click.Command, table: dict[str, Any], where: str, elsewhere: str
+) -> dict[str, Any]:
+    """The defaults of a command, and of those below it, by parameter; raises `InputError` for
+    unknown names. `elsewhere`: where options can be given that are doors, if they cannot here.
+    """
+    options = {
+        param.name: param
+        for param in command.params
+        if isinstance(param, click.Option) and param.expose_value
+    }
     below: dict[str, click.Command] = getattr(command, "commands", {})
     found: dict[str, Any] = {}
     for given, value in table.items():
@@ -195,17 +260,25 @@ def _defaults(command: click.Command, table: dict[str, Any], where: str, elsewhe
         if given in below and isinstance(value, dict):
             found[given] = _defaults(below[given], value, f"{where} [{given}]", elsewhere)
         elif name not in options or isinstance(value, dict):
-            raise InputError(f"{where} {given}: no such option{did_you_mean(name, [*filter(None, options), *below])}")
+            raise InputError(
+                f"{where} {given}: no such "
+                f"option{did_you_mean(name, [*filter(None, options), *below])}"
+            )
         elif elsewhere and _is_door(options[name], value):
             raise InputError(f"{where} {given}: is not taken from the current folder; {elsewhere}")
         else:
-            several, is_list = options[name].multiple, isinstance(value, list)
-            found[name] = value if several == is_list else [value] if several else show_numbers(value)
+            several = options[name].multiple
+            is_list = isinstance(value, list)
+            found[name] = (
+                value if several == is_list else [value] if several else show_numbers(value)
+            )
     return found
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
-    flag, metadata, kinds = flag_name(spec.name), spec.metadata, {hint, *typing.get_args(hint)}
+    flag = flag_name(spec.name)
+    metadata = spec.metadata
+    kinds = {hint, *typing.get_args(hint)}
     common = {
         "help": metadata["help"],
         "default": spec.default,
@@ -215,18 +288,28 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
         "cls": RareOption if metadata["rare"] else click.RichOption,
     }
     if bool in kinds:
-        return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)
+        return click.option(
+            f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common
+        )
     kind: click.ParamType[Any] = click.STRING
     metavar = metadata.get("metavar")
     if choices := choices_of(hint):
         kind = click.Choice(choices)
     elif "parse" in metadata:  # the dataclass makes the value
-        common["default"] = metadata.get("show", str)(spec.default) if spec.default not in (None, ()) else spec.default
+        common["default"] = (
+            metadata.get("show", str)(spec.default)
+            if spec.default not in (None, ())
+            else spec.default
+        )
     elif kinds & {float, int}:
         kind, name = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
         metavar = metavar or name
     elif Path in kinds:
-        kind = LocalPath(folder=metadata.get("folder", False), written=metadata.get("written", False))
+        kind = LocalPath(
+            folder=metadata.get("folder", False), written=metadata.get("written", False)
+        )
     if "given_alone" in metadata:
         common |= {"is_flag": False, "flag_value": metadata["given_alone"]}
-    return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)
+    return click.option(
+        flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common
+    )

@@ -29,7 +29,12 @@ def _address_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     return flags.combined(
         add("--host", default="127.0.0.1", help="Address to listen at."),
         add("--port", type=click.IntRange(0, 65535), default=port, help="0 takes a free one."),
-        add("--no-key", is_flag=True, show_default=False, help=f"Let other machines in without a key (${_KEY})."),
+        add(
+            "--no-key",
+            is_flag=True,
+            show_default=False,
+            help=f"Let other machines in without a key (${_KEY}).",
+        ),
     )
 
 
@@ -38,7 +43,10 @@ def _service_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     return flags.combined(
         _address_options(panel, port),
         flags.path_option(
-            "--folder", folder=True, panel=panel, help="Folder of jobs, with --ray a shared one.  [default: the user's]"
+            "--folder",
+            folder=True,
+            panel=panel,
+            help="Folder of jobs, with --ray a shared one.  [default: the user's]",
         ),
         flags.options_from(Limits),
         flags.bundle_option,
@@ -51,7 +59,9 @@ def _service_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
 @click.command("serve")
 @_service_options("Service", 8000)
 def serve(**fields: Any) -> None:
-    """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if it is set."""
+    """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY,
+    if it is set.
+    """
     _start("serve", **fields)
 
 
@@ -63,7 +73,9 @@ def ui(**fields: Any) -> None:
         _start("ui", **fields)
 
 
-def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
+def _start(
+    name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any
+) -> None:
     """Runs the command `name`, whose extra has the same name, until it is stopped."""
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
@@ -76,7 +88,9 @@ def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **
         if name == "ui":
             from latentsync_trt.web.app import page_app
     except ImportError as error:
-        raise MissingDependency(f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})') from error
+        raise MissingDependency(
+            f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})'
+        ) from error
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
     if name == "serve":
@@ -93,46 +107,65 @@ def _start(name: str, *, host: str, port: int, no_key: bool, ray: str | None, **
     ):
         app: AbstractContextManager[Any]
         if name == "ui":
-            app, ready = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None), ": ready"
+            app = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None)
+            ready = ": ready"
         else:
-            app, ready = nullcontext(create_app(service, key, own_hosts=own)), "/docs: listening"
+            app = nullcontext(create_app(service, key, own_hosts=own))
+            ready = "/docs: listening"
         with app as running:
             say(f"{_url_of(host, listener)}{ready}; jobs are kept in {place}")
             server.run(running, listener, service.check)
 
 
 @click.command("live")
-@flags.path_option("--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute.")
+@flags.path_option(
+    "--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute."
+)
 @_address_options(LIVE, 8001)
-@click.option("--stun", metavar="URL", panel=LIVE, help="STUN server, as stun:host:3478.  [default: none is asked]")
+@click.option(
+    "--stun",
+    metavar="URL",
+    panel=LIVE,
+    help="STUN server, as stun:host:3478.  [default: none is asked]",
+)
 @flags.options_from(LiveOptions, leave_out=("sound_rate_hz",))
 @flags.options_from(LiveLimits)
 @flags.bundle_option
 @flags.provider_option
 @flags.options_from(RuntimeOptions)
 def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any) -> None:
-    """Speech comes by microphone or WebSocket; pictures and sound go by WebRTC. Clients send a key, as for `serve`."""
+    """Speech comes by microphone or WebSocket; pictures and sound go by WebRTC. Clients send a key,
+    as for `serve`.
+    """
     try:
         from latentsync_trt.serve import server
         from latentsync_trt.serve.app import is_loopback
         from latentsync_trt.serve.live import LiveService, live_app
     except ImportError as error:
-        raise MissingDependency(f'live: needs its extra; pip install "latentsync-trt[live]" ({error})') from error
+        raise MissingDependency(
+            f'live: needs its extra; pip install "latentsync-trt[live]" ({error})'
+        ) from error
     from latentsync_trt.sync.api import LipSync
 
     own = is_loopback(host)
     key = _api_key(host, no_key, loopback=own)
-    options, runtime = flags.build(LiveOptions, fields), flags.build(RuntimeOptions, fields)
+    options = flags.build(LiveOptions, fields)
+    runtime = flags.build(RuntimeOptions, fields)
     say("opening the networks, then measuring for a few seconds how fast they paint")
     with (
         interruption("stopped"),
         server.listen(host, port) as listener,
-        LipSync.from_bundle(fields["bundle"], fields["provider"], runtime, on_notice=say) as lip_sync,
+        LipSync.from_bundle(
+            fields["bundle"], fields["provider"], runtime, on_notice=say
+        ) as lip_sync,
     ):
-        # Opened once before the first viewer: the clip is read, the networks are open, and a window is measured.
+        # Opened once before the first viewer: the clip is read, the networks are open, and a window
+        # is measured.
         with closing(lip_sync.stream(fields["video"], options)) as first:
             loop = first.loop
-        service = LiveService(lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun)
+        service = LiveService(
+            lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun
+        )
         say(f"{_url_of(host, listener)}: ready")
         server.run(live_app(service, key, own_hosts=own), listener)
 
@@ -142,13 +175,20 @@ def _url_of(host: str, listener: socket) -> str:
 
 
 def _api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
-    """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
+    """The key that clients must send, if any; raises `InputError` if others than this machine could
+    come in without.
+    """
     key = os.environ.get(_KEY) or None
     if key is not None and len(key) < _SHORTEST_KEY:
         cure = 'make one with python -c "import secrets; print(secrets.token_urlsafe())"'
-        raise InputError(f"${_KEY}: has {len(key)} characters, fewer than {_SHORTEST_KEY}, and can be guessed; {cure}")
+        raise InputError(
+            f"${_KEY}: has {len(key)} characters, fewer than "
+            f"{_SHORTEST_KEY}, and can be guessed; {cure}"
+        )
     if key is not None and no_key:
         raise InputError(f"--no-key: ${_KEY} is set; unset it, or leave --no-key out")
     if key is None and not loopback and not no_key:
-        raise InputError(f"--host {host}: other machines reach it; set ${_KEY}, or let all in with --no-key")
+        raise InputError(
+            f"--host {host}: other machines reach it; set ${_KEY}, or let all in with --no-key"
+        )
     return key

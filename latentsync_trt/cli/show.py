@@ -35,7 +35,9 @@ def say(text: str) -> None:
 
 def notices_to(*, silent: bool) -> Callable[[str], None]:
     """`say`, or what ignores its argument."""
-    return (lambda _: None) if silent else say
+    if silent:
+        return lambda _: None
+    return say
 
 
 def new_notices() -> Notices:
@@ -48,7 +50,9 @@ class TimeLeft(bars.TimeRemainingColumn):
 
     def render(self, task: bars.Task) -> Text:
         pace = task.fields.get("pace")
-        return super().render(task) if pace is None else Text(pace, style="progress.remaining")
+        if pace is None:
+            return super().render(task)
+        return Text(pace, style="progress.remaining")
 
 
 def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress) -> None:
@@ -58,7 +62,9 @@ def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress
 
 
 def _pace(progress: Progress) -> str:
-    """For example "12.3 frames/s, 0:01:05 left"; never that nothing is left, and nothing where that is unknown."""
+    """For example "12.3 frames/s, 0:01:05 left"; never that nothing is left, and nothing where that
+    is unknown.
+    """
     if progress.seconds_left is None:
         return ""
     left_s = round(progress.seconds_left)
@@ -66,20 +72,28 @@ def _pace(progress: Progress) -> str:
     return f"{progress.frames_per_s:.1f} frames/s, {left}"
 
 
-def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
-    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s, with the seconds so far."""
+def progress_lines(
+    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> ProgressCallback:
+    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s, with the
+    seconds so far.
+    """
     began_s = said_s = clock()
     stage = ""
 
     def report(progress: Progress) -> None:
         nonlocal said_s, stage
-        now_s, steps = clock(), ""
+        now_s = clock()
+        steps = ""
         if progress.stage == stage:
             if now_s - said_s < LINE_EVERY_S:
                 return
-            steps = f": {progress.done}" + ("" if progress.total is None else f" of {progress.total}")
+            steps = f": {progress.done}" + (
+                "" if progress.total is None else f" of {progress.total}"
+            )
         steps += f" at {pace}" if (pace := _pace(progress)) else ""
-        stage, said_s = progress.stage, now_s
+        stage = progress.stage
+        said_s = now_s
         say(f"[{now_s - began_s:.0f} s] {stage}{steps}")
 
     return report
@@ -87,13 +101,21 @@ def progress_lines(say: Callable[[str], None], clock: Callable[[], float] = time
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
-    """A bar on stderr, or lines of text where that is no terminal; yields the callback that moves it."""
+    """A bar on stderr, or lines of text where that is no terminal; yields the callback that moves
+    it.
+    """
     if not hidden and not STDERR.is_terminal:
         yield progress_lines(say)
         return
-    columns = bars.TextColumn("{task.description:<21}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
+    columns = (
+        bars.TextColumn("{task.description:<21}"),
+        bars.BarColumn(bar_width=None),
+        bars.MofNCompleteColumn(),
+    )
     times = bars.TimeElapsedColumn(), TimeLeft()
-    bar = bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden)
+    bar = bars.Progress(
+        *columns, *times, console=STDERR, expand=True, transient=True, disable=hidden
+    )
     stopping.bars.append(bar)
     with bar:
         task = bar.add_task("starting", total=None)
@@ -107,12 +129,17 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> None:
-    """Prints a table to stdout; columns from `left` on are aligned right. No markup: names may come from files."""
+    """Prints a table to stdout; columns from `left` on are aligned right. No markup: names may come
+    from files.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
     for row in rows:
-        cells = ("–" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
+        cells = (
+            "–" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+            for cell in row
+        )
         table.add_row(*map(printable, cells))
     width = None if sys.stdout.isatty() else 200
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
@@ -122,21 +149,29 @@ def print_json(content: Any, *, indent: int | None = None) -> None:
     """Prints JSON to stdout; dataclasses anywhere in it become objects, paths become texts."""
 
     def plain(value: Any) -> Any:
-        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        return str(value)
 
     click.echo(json.dumps(content, indent=indent, default=plain))
 
 
-def show_report(report: SyncReport, notices: Notices, page: Path | None = None, *, verbose: bool = False) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, how long it took, and whether lips follow."""
+def show_report(
+    report: SyncReport, notices: Notices, page: Path | None = None, *, verbose: bool = False
+) -> None:
+    """Prints the remaining notices to stderr; to stdout what was written, how long it took, and
+    whether lips follow.
+    """
     for text in report.notices:
         notices.add(text)
     echo(
-        f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
+        f"{report.output}: {report.frames} frames "
+        f"({report.duration_s:.2f} s), face in {report.frames_with_face}, "
         f"with {report.bundle} on {report.provider}"
     )
     echo(
-        f"time: {report.wall_s:.1f} s = {report.startup_s:.1f} s start-up + {report.painting_s:.1f} s at "
+        f"time: {report.wall_s:.1f} s = {report.startup_s:.1f} "
+        f"s start-up + {report.painting_s:.1f} s at "
         f"{report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
     if verbose:
@@ -146,7 +181,8 @@ def show_report(report: SyncReport, notices: Notices, page: Path | None = None, 
     if report.quality is not None:
         for name, value in report.quality.rows if verbose else ():
             echo(f"{name}: {value}")
-        verdict, alarm = str(report.quality), report.quality.alarm
+        verdict = str(report.quality)
+        alarm = report.quality.alarm
         if alarm and alarm in report.notices:  # which has told the figures and the reason
             verdict = verdict.replace(alarm, alarm.partition(" (")[0])
         echo(verdict or "no face was painted")

@@ -1,4 +1,6 @@
-"""`latentsync-trt sync`, `demo` and `faces`: a clip lip-synced, the built-in clip, and the people of a clip."""
+"""`latentsync-trt sync`, `demo` and `faces`: a clip lip-synced, the built-in clip, and the people
+of a clip.
+"""
 
 import os
 import shlex
@@ -27,17 +29,27 @@ if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import ProgressCallback
 
-SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
+SOURCE = "source.mp4"
+RESULT = "out.mp4"
+PICTURE = "side_by_side.png"
+PLOT = "sync.png"
 
 
 @click.command("sync")
 @click.argument("files", nargs=-1, type=flags.LocalPath(), metavar="[VIDEO] [AUDIO]")
 @flags.path_option("--video", panel=FILES, help="Video with a face; also a picture or a GIF.")
 @flags.path_option(
-    "--audio", "--voice", panel=FILES, help="File with the speech that the lips follow; for several people --speaker."
+    "--audio",
+    "--voice",
+    panel=FILES,
+    help="File with the speech that the lips follow; for several people --speaker.",
 )
 @flags.path_option(
-    "--output", "-o", panel=FILES, written=True, help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]"
+    "--output",
+    "-o",
+    panel=FILES,
+    written=True,
+    help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4]",
 )
 @flags.bundle_option
 @flags.options_from(SyncOptions)
@@ -46,21 +58,32 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @click.option("--verbose", is_flag=True, help="Print the figures behind the verdict, too.")
 @flags.quiet_option
 @flags.json_option
-def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool, **fields: Any) -> None:
+def sync(
+    files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool, **fields: Any
+) -> None:
     """VIDEO and AUDIO may also be given as --video and --audio."""
     video, audio = _clip_of([*files], fields["video"], fields["audio"])
-    options, runtime = flags.build(SyncOptions, fields), flags.build(RuntimeOptions, fields)
-    from latentsync_trt.cli.show import new_notices, notices_to, print_json, progress_bar, show_report
+    options = flags.build(SyncOptions, fields)
+    runtime = flags.build(RuntimeOptions, fields)
+    from latentsync_trt.cli.show import (
+        new_notices,
+        notices_to,
+        print_json,
+        progress_bar,
+        show_report,
+    )
     from latentsync_trt.runtime.stages import POLL_S, results
 
-    silent, notices = quiet or as_json, new_notices()
+    silent = quiet or as_json
+    notices = new_notices()
     say = notices_to(silent=silent)
 
     def opened() -> "LipSync":
         from latentsync_trt.bundle.find import describe_choice, find_bundle
         from latentsync_trt.runtime.providers.select import select_provider
 
-        with suppress(LatentSyncError):  # loads libraries while modules are imported; `from_bundle` tells errors
+        # loads libraries while modules are imported; `from_bundle` tells errors
+        with suppress(LatentSyncError):
             select_provider(fields["provider"], runtime.one_device)
         from latentsync_trt.sync.api import LipSync
         from latentsync_trt.sync.threads import tune_process
@@ -69,7 +92,9 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
         folder, why = find_bundle(bundle)
         if bundle is None:
             say(describe_choice(folder, why))
-        return LipSync.from_bundle(folder, fields["provider"], runtime, on_notice=None if silent else notices.add)
+        return LipSync.from_bundle(
+            folder, fields["provider"], runtime, on_notice=None if silent else notices.add
+        )
 
     with meanwhile(opened) as opening:
         from latentsync_trt.media.codecs import default_suffix
@@ -89,8 +114,13 @@ def sync(files: tuple[Path, ...], bundle: str | None, quiet: bool, as_json: bool
             show_report(report, notices, inputs.page, verbose=fields["verbose"])
         if (building := lip_sync.build) is not None:
             if not building.done():
-                say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
-            with interruption("interrupted while engines were built for the next run; the output is complete"):
+                say(
+                    "engines for the next run are still being "
+                    "built; Ctrl-C stops that, the output is complete"
+                )
+            with interruption(
+                "interrupted while engines were built for the next run; the output is complete"
+            ):
                 while wait([building], POLL_S).not_done:
                     pass
             if problem := building.result():
@@ -109,10 +139,13 @@ for _each in sync.params:
 
 def _clip_of(files: list[Path], video: Path | None, audio: Path | None) -> tuple[Path, Path | None]:
     """Video and audio by their options, or else by the arguments `files`, in their order."""
-    given, left = [video, audio], iter(files)
+    given = [video, audio]
+    left = iter(files)
     video, audio = (next(left, None) if file is None else file for file in given)
     if video is None:
-        raise click.UsageError("no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`")
+        raise click.UsageError(
+            "no video; give one and its speech, as in `latentsync-trt sync in.mp4 speech.wav`"
+        )
     if (superfluous := next(left, None)) is not None:
         raise click.UsageError(f"{superfluous}: is one file too many; give VIDEO and AUDIO")
     return video, audio
@@ -120,7 +153,9 @@ def _clip_of(files: list[Path], video: Path | None, audio: Path | None) -> tuple
 
 @contextmanager
 def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
-    """Runs `action` in a thread. An error of the block does not wait for it; what it returns later is closed then."""
+    """Runs `action` in a thread. An error of the block does not wait for it; what it returns later
+    is closed then.
+    """
     thread = ThreadPoolExecutor(1, thread_name_prefix="open")
     result = thread.submit(action)
     thread.shutdown(wait=False)
@@ -132,14 +167,27 @@ def meanwhile(action: Callable[[], "LipSync"]) -> "Iterator[Future[LipSync]]":
 
 
 @click.command("demo")
-@flags.path_option("--output", help="Folder to write to.", folder=True, default="demo", show_default=True)
+@flags.path_option(
+    "--output", help="Folder to write to.", folder=True, default="demo", show_default=True
+)
 @flags.path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
 @flags.path_option("--video", help="A face of your own.  [default: a built-in portrait]")
-@click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
-@click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
-def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName) -> None:
-    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time)
-    to the folder, and prints how well the lips follow."""
+@click.option(
+    "--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo."
+)
+@click.option(
+    "--preset",
+    default="balanced",
+    show_default=True,
+    type=click.Choice(list(PRESETS)),
+    help="As for sync.",
+)
+def demo(
+    output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName
+) -> None:
+    """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech
+    and mouth over time) to the folder, and prints how well the lips follow.
+    """
     from latentsync_trt.cli.show import new_notices, progress_bar, show_report
     from latentsync_trt.files import whole_file
     from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
@@ -159,33 +207,59 @@ def demo(output: Path, audio: Path | None, video: Path | None, bundle: str, pres
             writing(output / RESULT),
             whole_file(output / RESULT, keep=True) as part,
         ):
-            report = lip_sync.sync(clip.video, clip.audio, part, SyncOptions(preset=preset), on_progress=on_progress)
+            report = lip_sync.sync(
+                clip.video, clip.audio, part, SyncOptions(preset=preset), on_progress=on_progress
+            )
         found = look_at(output, clip, bundle, on_progress)
     show_report(replace(report, output=str(output / RESULT)), notices)
     echo(f"lips: {found}\nlook at {output / RESULT}, {output / PICTURE} and {output / PLOT}")
 
 
-def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None) -> str:
-    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how lips follow."""
+def look_at(
+    out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None
+) -> str:
+    """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how
+    lips follow.
+    """
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
-    from latentsync_trt.measure.clips import choose_moments, face_views, masked, measure_clip, square_rgb
+    from latentsync_trt.measure.clips import (
+        choose_moments,
+        face_views,
+        masked,
+        measure_clip,
+        square_rgb,
+    )
     from latentsync_trt.measure.lips import measured, score
     from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
     from latentsync_trt.media.playback import Playback
     from latentsync_trt.media.reader import delays_of, read_frames
 
     delays = delays_of(clip.video, clip.audio)
-    curves = measure_clip(out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress)
-    found = str(score(curves.gaps, curves.mouth)) if curves.mouth else measured(curves).with_figures
+    curves = measure_clip(
+        out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress
+    )
+    if curves.mouth:
+        found = str(score(curves.gaps, curves.mouth))
+    else:
+        found = measured(curves).with_figures
     write_png(out / PLOT, sync_figure({"measured in the result": curves}, f"Lips: {found}"))
     resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
-    extended = Playback(Fraction(MODEL_FPS), Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
+    extended = Playback(
+        Fraction(MODEL_FPS),
+        Fraction(len(curves), MODEL_FPS),
+        SyncOptions().extend,
+        delays.picture_s,
+    )
     clips = {clip.video: extended, out / RESULT: Playback(Fraction(MODEL_FPS))}
     moments = choose_moments(curves)
     # Only these: to follow the face through all frames takes a second.
     shown = [
-        (rgb for index, rgb in enumerate(square_rgb(path, read_frames(path, playback))) if index in moments)
+        (
+            rgb
+            for index, rgb in enumerate(square_rgb(path, read_frames(path, playback)))
+            if index in moments
+        )
         for path, playback in clips.items()
     ]
     columns = {
@@ -200,14 +274,18 @@ def look_at(out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback
 @click.command("faces")
 @click.argument("video", type=flags.LocalPath())
 @flags.path_option(
-    "--output", "-o", written=True, help="Name of the .png and .json to write.  [default: the video's with -faces]"
+    "--output",
+    "-o",
+    written=True,
+    help="Name of the .png and .json to write.  [default: the video's with -faces]",
 )
 @flags.overwrite_option
 @flags.json_option
 def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
-    """The numbers are those of --face index:N and --speaker N=FILE. The JSON can be edited: delete or renumber people
-    and spans, and change who speaks when, for --face speaking. Of a crowd, the twelve largest faces at a time are
-    followed."""
+    """The numbers are those of --face index:N and --speaker N=FILE. The JSON can be edited: delete
+    or renumber people and spans, and change who speaks when, for --face speaking. Of a crowd, the
+    twelve largest faces at a time are followed.
+    """
     from latentsync_trt.cli.show import print_json, print_table, progress_bar, say
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
@@ -233,15 +311,36 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     if as_json:
         print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
         return
-    heads, rows = ("person", "seen s", "first s", "last s", "height px", "frontal", "speaks, s"), []
+    heads = ("person", "seen s", "first s", "last s", "height px", "frontal", "speaks, s")
+    rows = []
     for person in people:
         speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
         span = person.times_s[0][0], person.times_s[-1][1]
-        rows.append((person.number, person.seen_s, *span, person.height_px, f"{person.frontal:.0%}", speaks or "-"))
+        rows.append(
+            (
+                person.number,
+                person.seen_s,
+                *span,
+                person.height_px,
+                f"{person.frontal:.0%}",
+                speaks or "-",
+            )
+        )
     print_table(heads, rows, left=0)
     if notice is not None:
         say(f"note: {notice}")
     echo(f"{sheet}: contact sheet")
-    words = ["sync", str(video), "speech.wav", "--faces", str(saved), "--face", f"index:{people[0].number}"]
-    line = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    words = [
+        "sync",
+        str(video),
+        "speech.wav",
+        "--faces",
+        str(saved),
+        "--face",
+        f"index:{people[0].number}",
+    ]
+    if os.name == "nt":
+        line = subprocess.list2cmdline(words)
+    else:
+        line = shlex.join(words)
     echo(f"{saved}: tracks; next: latentsync-trt {line}")

@@ -1,6 +1,8 @@
-"""The U-Net and the VAE's halves in the CUDA form: inputs, outputs and parameters as in the portable form.
+"""The U-Net and the VAE's halves in the CUDA form: inputs, outputs and parameters as in the
+portable form.
 
-They can only be traced: PyTorch has no kernels for the operations of `cuda_ops`. Images are `(N, h, w, C)` within.
+They can only be traced: PyTorch has no kernels for the operations of `cuda_ops`. Images are `(N, h,
+w, C)` within.
 """
 
 from collections.abc import Iterable
@@ -19,15 +21,26 @@ from latentsync_trt.export.unet import DenoiseStep, StepInputs, UNet, shallow_co
 _CHANNELS_PER_THREAD = 2  # of the GroupNorm kernel
 
 _HALVING_PADS = (0, 0, 1, 1)
-"""Padding by diffusers before the encoder's convolutions that halve the size: top, left, bottom, right."""
+"""Padding by diffusers before the encoder's convolutions that halve the size: top, left, bottom,
+right.
+"""
 
 
 def obstacle(network: nn.Module) -> str | None:
-    """The reason why the U-Net or VAE has no CUDA form (a norm that the kernel does not take); None if it has one."""
-    norms = {(norm.num_channels, norm.num_groups) for norm in network.modules() if isinstance(norm, nn.GroupNorm)}
+    """The reason why the U-Net or VAE has no CUDA form (a norm that the kernel does not take); None
+    if it has one.
+    """
+    norms = {
+        (norm.num_channels, norm.num_groups)
+        for norm in network.modules()
+        if isinstance(norm, nn.GroupNorm)
+    }
     for channels, groups in sorted(norms):
         if channels // groups % _CHANNELS_PER_THREAD:
-            return f"GroupNorm's kernel takes groups of an even number of channels, not {channels} channels in {groups}"
+            return (
+                "GroupNorm's kernel takes groups of an even number "
+                f"of channels, not {channels} channels in {groups}"
+            )
     return None
 
 
@@ -57,7 +70,12 @@ class CudaUNet(UNet):
         self._doubling = _doubling(unet.up_blocks)
 
     def forward(
-        self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor | None = None, **how: Any
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        audio: Tensor,
+        hidden: Tensor | None = None,
+        **how: Any,
     ) -> tuple[Tensor, Tensor]:
         state = None if hidden is None else _channels_last(hidden)
         noise, state = super().forward(_channels_last(sample), timestep, audio, state, **how)
@@ -69,7 +87,9 @@ class CudaUNet(UNet):
     def _upsample(self, conv: nn.Module, x: Tensor) -> Tensor:
         return ops.total(self._doubling[conv](x))
 
-    def _layers(self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
+    def _layers(
+        self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False
+    ) -> Tensor:
         parts = Sum(x)
         for index in indices:
             parts = _layer(stage, index, parts, step, fork)
@@ -81,8 +101,11 @@ class CudaUNet(UNet):
         return ops.total(_conv(self.conv_out, normed))
 
 
-def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False) -> Sum:
-    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding.
+def resnet(
+    module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False
+) -> Sum:
+    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time
+    embedding.
 
     `summed`: the caller evaluates the sum, where a bias within the convolution costs least.
     """
@@ -93,7 +116,8 @@ def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None,
         windows = time.expand(inner.delta.shape[0] // frames, -1)
         inner = replace(inner, base=module.time_emb_proj(windows)[:, None, None])
     normed, _ = ops.group_norm(module.norm2, inner, frames=frames, silu=True)
-    outer, bias = ops.conv(module.conv2, normed, biased=summed), None if summed else module.conv2.bias
+    outer = ops.conv(module.conv2, normed, biased=summed)
+    bias = None if summed else module.conv2.bias
     if module.conv_shortcut is None:
         return Sum(outer, bias, x)
     shortcut = ops.conv(module.conv_shortcut, x, biased=summed)
@@ -124,7 +148,9 @@ def _spatial(module: Any, parts: Sum, step: StepInputs, fork: bool = False) -> S
 
 
 def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple[Tensor, Tensor]:
-    """The audio attention of a `SpatialBlock`: the sum normalized for the feed-forward, and the sum."""
+    """The audio attention of a `SpatialBlock`: the sum normalized for the feed-forward, and the
+    sum.
+    """
     normed, x = ops.layer_norm(block.norm2, parts)
     if fork:
         x = torch.cat([x, x])
@@ -143,7 +169,8 @@ def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple
 def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
-    windows, pixels = count // frames, height * width
+    windows = count // frames
+    pixels = height * width
     # Everything between the two transposes processes single tokens, or the frames of one pixel.
     moved = normed.reshape(windows, frames, pixels, channels).transpose(1, 2)
     packed = ops.PACKED_PIXELS if pixels % ops.PACKED_PIXELS == 0 else 1
@@ -153,7 +180,9 @@ def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
         normed, x = ops.layer_norm(norm, parts)
         positions = attention.positions(frames).reshape(frames, channels).repeat(packed, 1)
         qkv = ops.project_apart(attention.to_qkv, normed + positions)
-        parts = ops.project(attention.to_out[0], ops.attend_frames(*qkv, heads=HEADS, frames=frames), x)
+        parts = ops.project(
+            attention.to_out[0], ops.attend_frames(*qkv, heads=HEADS, frames=frames), x
+        )
     normed, x = ops.layer_norm(block.ff_norm, parts)
     back = ops.project(module.proj_out, ops.total(ops.feed_forward(block.ff, normed, x)))
     delta = back.delta.reshape(windows, pixels, frames, channels).transpose(1, 2)
@@ -161,7 +190,9 @@ def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
 
 
 class CudaHalf(nn.Module):
-    """diffusers' `Encoder`, `(N, 3, H, W)` → moments `(N, 8, h, w)`, or `Decoder`, `(N, 4, h, w)` → `(N, 3, H, W)`."""
+    """diffusers' `Encoder`, `(N, 3, H, W)` → moments `(N, 8, h, w)`, or `Decoder`, `(N, 4, h, w)` →
+    `(N, 3, H, W)`.
+    """
 
     def __init__(self, half: Any) -> None:
         super().__init__()
@@ -177,10 +208,15 @@ class CudaHalf(nn.Module):
         for block in half.up_blocks if self._decodes else half.down_blocks:
             resamplers = (block.upsamplers if self._decodes else block.downsamplers) or ()
             for module in block.resnets:
-                parts = resnet(module, parts, summed=bool(resamplers) and module is block.resnets[-1])
+                parts = resnet(
+                    module, parts, summed=bool(resamplers) and module is block.resnets[-1]
+                )
             for module in resamplers:
                 x = ops.total(parts)
-                parts = self._doubling[module.conv](x) if self._decodes else _conv(module.conv, x, _HALVING_PADS)
+                if self._decodes:
+                    parts = self._doubling[module.conv](x)
+                else:
+                    parts = _conv(module.conv, x, _HALVING_PADS)
         if not self._decodes:
             parts = self._middle(half.mid_block, parts)
         normed, _ = ops.group_norm(half.conv_norm_out, parts, silu=True)
@@ -188,10 +224,14 @@ class CudaHalf(nn.Module):
 
     def _middle(self, block: Any, parts: Sum) -> Sum:
         attention = block.attentions[0]
-        normed, x = ops.group_norm(attention.group_norm, resnet(block.resnets[0], parts), silu=False)
+        normed, x = ops.group_norm(
+            attention.group_norm, resnet(block.resnets[0], parts), silu=False
+        )
         count, height, width, channels = normed.shape
         tokens = normed.reshape(count, height * width, channels)
-        projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
+        projected = [
+            projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)
+        ]
         attended = ops.attend(*projected, heads=attention.heads)
         out = attention.to_out[0]
         delta = torch.matmul(attended, out.weight.t()).reshape(normed.shape)
@@ -199,11 +239,14 @@ class CudaHalf(nn.Module):
 
 
 class PointwiseConv(nn.Module):
-    """A 1×1 convolution of `(N, C, h, w)` as a matrix product, since cuDNN fuses no bias for so few channels."""
+    """A 1×1 convolution of `(N, C, h, w)` as a matrix product, since cuDNN fuses no bias for so few
+    channels.
+    """
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
-        self.weight, self.bias = conv.weight, conv.bias
+        self.weight = conv.weight
+        self.bias = conv.bias
 
     def forward(self, image: Tensor) -> Tensor:
         product = torch.matmul(_channels_last(image), self.weight.flatten(1).t())
@@ -216,7 +259,9 @@ def _conv(module: Any, x: Tensor, pads: tuple[int, ...] | None = None) -> Sum:
 
 
 def _doubling(blocks: Iterable[Any]) -> dict[nn.Module, ops.DoublingConv]:
-    """What replaces the convolutions of upsamplers; not made in `forward`, where it would be traced."""
+    """What replaces the convolutions of upsamplers; not made in `forward`, where it would be
+    traced.
+    """
     convs = [up.conv for block in blocks for up in getattr(block, "upsamplers", None) or ()]
     return {conv: ops.DoublingConv(conv) for conv in convs}
 

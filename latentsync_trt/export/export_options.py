@@ -18,7 +18,9 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 EXTRA = "export"
 """The extra that installs them."""
 
-_file_option, _model_option, _graph_option = (partial(option, group=group) for group in (FILES, "Model", "Graphs"))
+_file_option, _model_option, _graph_option = (
+    partial(option, group=group) for group in (FILES, "Model", "Graphs")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,16 @@ class ExportOptions:
     unet: str | Path | None = _file_option(
         None, "latentsync_unet.pt.  [default: checkpoints/latentsync-<model>/latentsync_unet.pt]"
     )
-    vae: str | Path | None = _file_option(None, "VAE folder, diffusers' layout.  [default: checkpoints/sd-vae-ft-mse]")
+    vae: str | Path | None = _file_option(
+        None, "VAE folder, diffusers' layout.  [default: checkpoints/sd-vae-ft-mse]"
+    )
     whisper: str | Path | None = _file_option(
         None, "Whisper .pt file.  [default: checkpoints/latentsync-<model>/whisper/tiny.pt]"
     )
     output: str | Path | None = _file_option(
         None,
-        "Folder to write.  [default: checkpoints/<model>-[<min-resolution>-]<resolution>-<precision>[-dynamic]]",
+        "Folder to write.  [default: "
+        "checkpoints/<model>-[<min-resolution>-]<resolution>-<precision>[-dynamic]]",
         folder=True,
     )
     resolution: int | None = _model_option(
@@ -57,14 +62,17 @@ class ExportOptions:
         "Weights and arithmetic inside the graphs; for INT8 and FP8 see `calibrate`.",
     )
     dynamic: bool = _graph_option(
-        False, "The number of windows in a run may vary, or all shapes are fixed (fastest).", off="--static"
+        False,
+        "The number of windows in a run may vary, or all shapes are fixed (fastest).",
+        off="--static",
     )
     max_windows: int = _graph_option(
         4, "With --dynamic, most windows in one run.", advanced=True, minimum=2, maximum=64
     )
     min_resolution: int | None = _graph_option(
         None,
-        "With --dynamic, smallest face resolution; --resolution is the largest, and `sync --resolution` chooses among "
+        "With --dynamic, smallest face resolution; --resolution "
+        "is the largest, and `sync --resolution` chooses among "
         "all divisible by 64.  [default: only one]",
         advanced=True,
         minimum=64,
@@ -73,10 +81,13 @@ class ExportOptions:
     )
     cuda_form: bool = _graph_option(
         True,
-        "Also write the graphs of VAE and denoiser in the form that ONNX Runtime's CUDA provider runs fastest.",
+        "Also write the graphs of VAE and denoiser in the "
+        "form that ONNX Runtime's CUDA provider runs fastest.",
         off="--portable-only",
     )
-    verify: bool = _graph_option(True, "Compare every graph with PyTorch before the bundle appears.", off="--no-verify")
+    verify: bool = _graph_option(
+        True, "Compare every graph with PyTorch before the bundle appears.", off="--no-verify"
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -121,31 +132,42 @@ def find_sources(options: ExportOptions) -> Sources:
     """The given files, or else those at the default paths.
 
     Raises:
-        CheckpointError: one is missing; for a default path the message contains the command that downloads it.
+        CheckpointError: one is missing; for a default path the message contains the command that
+            downloads it.
     """
-    folder, found = LATENTSYNC[options.model].folder, {}
+    folder = LATENTSYNC[options.model].folder
+    found = {}
     defaults = {"unet": folder / UNET_FILE, "vae": VAE.folder, "whisper": folder / WHISPER_FILE}
     for role, default in defaults.items():
         given = getattr(options, role)
         path = found[role] = default if given is None else Path(given)
         if not exists(path):
             cure = f"{path}: not there; get it with `latentsync-trt download {options.model}`"
-            raise CheckpointError(cure if given is None else why_missing(path, "file or folder"), usage=True)
+            raise CheckpointError(
+                cure if given is None else why_missing(path, "file or folder"), usage=True
+            )
     return Sources(**found)
 
 
 def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
-    """Raises `CheckpointError` if the U-Net, published at `origin`, is that of another model or resolution.
+    """Raises `CheckpointError` if the U-Net, published at `origin`, is that of another model or
+    resolution.
 
     With `unet` and `resolution` both given, the resolution is the user's decision.
     """
-    own = next((model for model, each in LATENTSYNC.items() if origin.startswith(f"{each.name}@")), options.model)
+    own = next(
+        (model for model, each in LATENTSYNC.items() if origin.startswith(f"{each.name}@")),
+        options.model,
+    )
     others_px = {px for model, px in MODEL_RESOLUTION_PX.items() if model != own}
     insists = options.unet is not None and options.resolution is not None
     if own != options.model or (origin and options.resolution_px in others_px and not insists):
         raise CheckpointError(
-            f"{unet}: weights of LatentSync {own} ({origin}), made for {MODEL_RESOLUTION_PX[own]} px: as model "
-            f"{options.model} at {options.resolution_px} px the mouth gets blurred; give `--model {own}` and no "
-            f"--resolution, or, if you want this resolution, `--model {own}` with --unet and --resolution",
+            f"{unet}: weights of LatentSync {own} ({origin}), "
+            f"made for {MODEL_RESOLUTION_PX[own]} px: as model "
+            f"{options.model} at {options.resolution_px} px the "
+            f"mouth gets blurred; give `--model {own}` and no "
+            "--resolution, or, if you want this resolution, "
+            f"`--model {own}` with --unet and --resolution",
             usage=True,
         )

@@ -1,4 +1,6 @@
-"""Exports a PyTorch module as an ONNX graph, and compares the graph with it: shapes, then values."""
+"""Exports a PyTorch module as an ONNX graph, and compares the graph with it: shapes, then
+values.
+"""
 
 import gc
 import logging
@@ -48,13 +50,15 @@ _REPEATED_ELEMENTS = 1 << 17
 """The most of one that only repeats others: positions, but not zeros in the shape of features."""
 
 FACTOR = 3.0
-"""How many times the error of PyTorch's own float16 a graph may have. Both have the same roundings in another order:
-graphs of narrow networks had 0.3 to 0.9 times PyTorch's error (128 px)."""
+"""How many times the error of PyTorch's own float16 a graph may have. Both have the same roundings
+in another order: graphs of narrow networks had 0.3 to 0.9 times PyTorch's error (128 px).
+"""
 
 FLOOR = 1e-3
-"""The smallest limit, relative to an output's largest value; in float32 the only one. Graphs of narrow networks in
-float32 differed by less than 1e-5, and by 2e-4 where norms have groups of two values. In float16 graphs of few
-operations may round once where PyTorch does not."""
+"""The smallest limit, relative to an output's largest value; in float32 the only one. Graphs of
+narrow networks in float32 differed by less than 1e-5, and by 2e-4 where norms have groups of two
+values. In float16 graphs of few operations may round once where PyTorch does not.
+"""
 
 CEILING = 0.2
 """The largest limit: with errors above it, a precision does not suit a network."""
@@ -74,9 +78,10 @@ _PRODUCTS = {
 class GraphPlan:
     """What to export.
 
-    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form. `inputs`: name →
-    example, in the order of `forward`. `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → allowed
-    values. `further_inputs`: other sizes within the ranges, for verification.
+    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form.
+    `inputs`: name → example, in the order of `forward`. `dynamic`: input → {axis: dimension name};
+    `ranges`: dimension name → allowed values. `further_inputs`: other sizes within the ranges, for
+    verification.
     """
 
     name: str
@@ -90,7 +95,9 @@ class GraphPlan:
 
 
 def build_graph(plan: GraphPlan, cuda_module: nn.Module | None = None) -> ir.Model:
-    """The graph, traced from the plan's module, or in the CUDA form; weights still refer to the module's tensors."""
+    """The graph, traced from the plan's module, or in the CUDA form; weights still refer to the
+    module's tensors.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of missing packages
     # With millions of live objects, looking for cycles takes a tenth of an export.
     gc.disable()
@@ -99,10 +106,13 @@ def build_graph(plan: GraphPlan, cuda_module: nn.Module | None = None) -> ir.Mod
             warnings.simplefilter("ignore", DeprecationWarning)  # of calls of the exporter's own
             model = _trace(plan, cuda_module or plan.module)
             if cuda_module is None:
-                # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
+                # Without folding, the graph keeps shape arithmetic, part of it as operators that
+                # TensorRT rejects.
                 optimizer.fold_constants(model)
             else:
-                optimizer.fold_constants(model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS)
+                optimizer.fold_constants(
+                    model, should_fold=_may_fold, output_size_limit=_STORED_ELEMENTS
+                )
                 _tidy(model, plan.name)
                 _finish(model)
             return _tidy(model, plan.name)
@@ -114,23 +124,30 @@ def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> bundle.Grap
     """Writes the graph to `path` and its weights, where they are new, to `weights`."""
     weights.move_out(model)
     ir.save(model, path)
-    inputs, outputs = (tuple(map(_tensor, values)) for values in (model.graph.inputs, model.graph.outputs))
+    inputs, outputs = (
+        tuple(map(_tensor, values)) for values in (model.graph.inputs, model.graph.outputs)
+    )
     return bundle.GraphEntry(path.name, weights.path.name, inputs, outputs)
 
 
 def _tensor(value: ir.Value) -> bundle.TensorEntry:
     if value.name is None or value.dtype is None or value.shape is None:
         raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
-    shape = tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape)
+    shape = tuple(
+        dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape
+    )
     return bundle.TensorEntry(value.name, value.dtype.numpy().name, shape)
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
     dimensions = {name: _dimension(name, span) for name, span in plan.ranges.items()}
     shapes = tuple(
-        {axis: dimensions[name] for axis, name in plan.dynamic.get(each, {}).items()} for each in plan.inputs
+        {axis: dimensions[name] for axis, name in plan.dynamic.get(each, {}).items()}
+        for each in plan.inputs
     )
-    program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=shapes if dimensions else None)
+    program = torch.export.export(
+        module, tuple(plan.inputs.values()), dynamic_shapes=shapes if dimensions else None
+    )
     onnx_program: Any = torch.onnx.export(
         program,
         dynamo=True,
@@ -141,7 +158,9 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
         verbose=False,
     )
     model: ir.Model = onnx_program.model
-    found = [[value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)]
+    found = [
+        [value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)
+    ]
     if found != [list(plan.inputs), list(plan.outputs)]:
         raise ExportMismatch(f"{plan.name}: its inputs and outputs are {found}; please report it")
     _name_dimensions(model, plan)
@@ -149,11 +168,15 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
 
 
 def _dimension(name: str, span: bundle.DimensionRange) -> Any:
-    """A dimension to the tracer; that of a size is a multiple, so that halving it three times leaves no remainder."""
+    """A dimension to the tracer; that of a size is a multiple, so that halving it three times
+    leaves no remainder.
+    """
     step = bundle.SIZE_STEPS.get(name)
     if step is None:
         return torch.export.Dim(name, min=span.minimum, max=span.maximum)
-    return step * torch.export.Dim(f"{name}_steps", min=span.minimum // step, max=span.maximum // step)
+    return step * torch.export.Dim(
+        f"{name}_steps", min=span.minimum // step, max=span.maximum // step
+    )
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
@@ -173,7 +196,9 @@ def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
     for value in (*model.graph.inputs, *produced):
         if value.shape is not None:
             sizes = [
-                size if isinstance(size, int) else symbols.sub(lambda found: names[found[0]], str(size))
+                size
+                if isinstance(size, int)
+                else symbols.sub(lambda found: names[found[0]], str(size))
                 for size in value.shape
             ]
             value.shape = ir.Shape(_WHOLE_SIZES.get(size, size) for size in sizes)
@@ -203,14 +228,16 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
 def _may_fold(node: ir.Node) -> bool | None:
     """Whether to compute the node at export, None if the optimizer may decide.
 
-    What follows from weights alone is stored: ONNX Runtime would compute it each time that it opens a graph, in half a
-    second, or, of a graph that is opened as it is, each time that it runs.
+    What follows from weights alone is stored: ONNX Runtime would compute it each time that it opens
+    a graph, in half a second, or, of a graph that is opened as it is, each time that it runs.
     """
     if node.domain in VERSIONS.keys() - {""}:
         return False
     if node.op_type in _REPEATING:
         return _elements(node) <= _REPEATED_ELEMENTS
-    return True if _elements(node) <= _STORED_ELEMENTS else None
+    if _elements(node) <= _STORED_ELEMENTS:
+        return True
+    return None
 
 
 def _elements(node: ir.Node) -> int:
@@ -218,9 +245,15 @@ def _elements(node: ir.Node) -> int:
     shape = node.outputs[0].shape
     if shape is not None:
         return math.prod(shape.numpy())
-    given = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
+    given = [
+        value.const_value
+        for value in node.inputs
+        if value is not None and value.const_value is not None
+    ]
     elements = sum(tensor.size for tensor in given)
-    return elements * math.prod(given[-1].numpy().tolist()) if node.op_type in _REPEATING else elements
+    if node.op_type in _REPEATING:
+        return elements * math.prod(given[-1].numpy().tolist())
+    return elements
 
 
 def _finish(model: ir.Model) -> None:
@@ -237,27 +270,38 @@ def _finish(model: ir.Model) -> None:
 
 
 class SumsInSingle(TorchFunctionMode):
-    """Within this context products of float16 are summed up in float32 and then rounded, as GPUs do.
+    """Within this context products of float16 are summed up in float32 and then rounded, as GPUs
+    do.
 
     PyTorch's own float16 products on a CPU are up to fifty times slower, and no more exact.
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func not in _PRODUCTS or args[0].dtype != torch.float16:
             return func(*args, **kwargs or {})
-        return func(*map(_single, args), **{name: _single(value) for name, value in (kwargs or {}).items()}).half()
+        return func(
+            *map(_single, args), **{name: _single(value) for name, value in (kwargs or {}).items()}
+        ).half()
 
 
 def _single(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
+    if isinstance(value, Tensor) and value.dtype == torch.float16:
+        return value.float()
+    return value
 
 
 def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) -> float:
-    """Runs the graph and `truth`, the module in float32 with unrounded weights, on the same inputs on the CPU.
+    """Runs the graph and `truth`, the module in float32 with unrounded weights, on the same inputs
+    on the CPU.
 
-    For float16, also `plan.module` that the graph was exported from: what PyTorch's own rounding costs.
+    For float16, also `plan.module` that the graph was exported from: what PyTorch's own rounding
+    costs.
 
     Returns:
         The graph's largest error, relative to the largest value of the output it is in.
@@ -270,8 +314,13 @@ def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) 
     dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
     worst = 0.0
     for inputs in (plan.inputs, *plan.further_inputs):
-        outputs = session.run({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})
-        given = [value.to(torch.float32) if value.is_floating_point() else value for value in inputs.values()]
+        outputs = session.run(
+            {name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()}
+        )
+        given = [
+            value.to(torch.float32) if value.is_floating_point() else value
+            for value in inputs.values()
+        ]
         exact = own = _results(truth, given, nullcontext())
         if precision == "fp16":
             own = _results(plan.module, inputs.values(), SumsInSingle())
@@ -288,9 +337,13 @@ def _results(module: nn.Module, inputs: Iterable[Tensor], arithmetic: Any) -> li
 
 def _error(what: str, precision: str, output: Array, own: Array, exact: Array) -> float:
     if output.shape != exact.shape:
-        raise ExportMismatch(f"{what}: shape {output.shape}, PyTorch gives {exact.shape}; please report it")
+        raise ExportMismatch(
+            f"{what}: shape {output.shape}, PyTorch gives {exact.shape}; please report it"
+        )
     if not np.isfinite(exact).all():
-        raise CheckpointError(f"{what}: PyTorch gives values that are not finite; the checkpoint is damaged")
+        raise CheckpointError(
+            f"{what}: PyTorch gives values that are not finite; the checkpoint is damaged"
+        )
     for values, source in ((own, "PyTorch in the same precision"), (output, "the graph")):
         if bad := np.count_nonzero(~np.isfinite(values)):
             cure = "export with --precision fp32, whose range is larger"
@@ -300,8 +353,10 @@ def _error(what: str, precision: str, output: Array, own: Array, exact: Array) -
     limit = min(max(FLOOR, FACTOR * pytorch), CEILING)
     if graph > limit:
         raise ExportMismatch(
-            f"{what}: differs from PyTorch by {graph:.2e} of its range; the limit is {limit:.2e}, by PyTorch's own "
-            f"{precision}. The graph is wrong, or {precision} does not suit these weights: please report it; "
+            f"{what}: differs from PyTorch by {graph:.2e} of its "
+            f"range; the limit is {limit:.2e}, by PyTorch's own "
+            f"{precision}. The graph is wrong, or {precision} "
+            "does not suit these weights: please report it; "
             "--precision fp32 has smaller errors, --no-verify writes the bundle unchecked"
         )
     return graph

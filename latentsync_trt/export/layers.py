@@ -18,17 +18,22 @@ _FUSED_HEAD_DIMS = range(16, 257, 8)
 """Head widths for which TensorRT supports the operator `Attention` and fused kernels exist."""
 
 _FEW_VALUES = 32
-"""In smaller groups values may be nearly equal. ONNX Runtime computes the variance in `GroupNormalization` as a
-difference of two large numbers, which then has no correct digit, or is negative: the result is NaN."""
+"""In smaller groups values may be nearly equal. ONNX Runtime computes the variance in
+`GroupNormalization` as a difference of two large numbers, which then has no correct digit, or is
+negative: the result is NaN.
+"""
 
 
 class Linear(nn.Module):
-    """`x @ weight + bias` with the weight stored `(in, out)`, which exports as one MatMul without a Transpose.
+    """`x @ weight + bias` with the weight stored `(in, out)`, which exports as one MatMul without a
+    Transpose.
 
     Args:
-        sources: sibling modules in the checkpoint whose outputs this layer stacks; empty: the module of its own name.
+        sources: sibling modules in the checkpoint whose outputs this layer stacks; empty: the
+            module of its own name.
         unbiased: those of `sources` without a bias in the checkpoint.
-        kernel_dims: trailing size-1 dimensions of the checkpoint's weight (2 for a 1×1 convolution).
+        kernel_dims: trailing size-1 dimensions of the checkpoint's weight (2 for a 1×1
+            convolution).
     """
 
     def __init__(
@@ -50,14 +55,18 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         product = torch.matmul(x, self.weight)
-        return product if self.bias is None else product + self.bias
+        if self.bias is None:
+            return product
+        return product + self.bias
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group normalization of each frame separately, or with statistics across all frames and pixels of a window.
+    """Group normalization of each frame separately, or with statistics across all frames and pixels
+    of a window.
 
-    The statistics are combined from those of the single frames (law of total variance), so that frames stay in the
-    batch and nothing is transposed. They are float32 in every precision: a group has up to 10 M values per window.
+    The statistics are combined from those of the single frames (law of total variance), so that
+    frames stay in the batch and nothing is transposed. They are float32 in every precision: a group
+    has up to 10 M values per window.
     """
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
@@ -87,12 +96,16 @@ class GroupNorm(nn.GroupNorm):
         scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
         shift = self.bias.float().reshape(per_group) - mean * scale
         by_channel = wide.reshape(windows, frames, width, pixels)
-        normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
+        normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(
+            windows, 1, width, 1
+        )
         return normed.to(x.dtype).reshape(x.shape)
 
 
 class GatedProjection(nn.Module):
-    """GEGLU: a projection to twice the width, half of which gates the other through an exact GELU."""
+    """GEGLU: a projection to twice the width, half of which gates the other through an exact
+    GELU.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -100,8 +113,10 @@ class GatedProjection(nn.Module):
         self.outputs = outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        # The bias is added to each half: NVIDIA's compiler does not cut up a sum for compute capability 7.5.
-        both, bias = torch.matmul(x, self.proj.weight), self.proj.get_parameter("bias")
+        # The bias is added to each half: NVIDIA's compiler does not cut up a sum for compute
+        # capability 7.5.
+        both = torch.matmul(x, self.proj.weight)
+        bias = self.proj.get_parameter("bias")
         value = both[..., : self.outputs] + bias[: self.outputs]
         gate = both[..., self.outputs :] + bias[self.outputs :]
         return value * F.gelu(gate)
@@ -113,14 +128,18 @@ class FeedForward(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         # Index 1 was dropout in training; the checkpoint's parameter names include it in the count.
-        self.net = nn.Sequential(GatedProjection(width, 4 * width), nn.Identity(), Linear(4 * width, width))
+        self.net = nn.Sequential(
+            GatedProjection(width, 4 * width), nn.Identity(), Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
+    """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N,
+    heads, T, d)`.
+    """
     head_dim = query.shape[-1]
     # TensorRT supports the operator `Attention` in half precision only.
     fused = query.dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
@@ -177,7 +196,9 @@ class AudioAttention(nn.Module):
 
 
 class TemporalAttention(SelfAttention):
-    """Attention among the frames of a window, separately for each pixel; `(B·F, T, C)` → the same."""
+    """Attention among the frames of a window, separately for each pixel; `(B·F, T, C)` → the
+    same.
+    """
 
     def __init__(self, width: int, positions: int) -> None:
         super().__init__(width)
@@ -192,9 +213,14 @@ class TemporalAttention(SelfAttention):
         count, pixels, width = x.shape
         windows = count // frames
         positioned = x.reshape(windows, frames, pixels, width) + self.positions(frames)
-        # Splitting heads needs one transpose anyway; it also moves the frames next to the head's channels.
+        # Splitting heads needs one transpose anyway; it also moves the frames next to the head's
+        # channels.
         packed = self.to_qkv(positioned).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
-        qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, windows * pixels, HEADS, frames, width // HEADS)
-        attended = attend(qkv[0], qkv[1], qkv[2]).reshape(windows, pixels, HEADS, frames, width // HEADS)
+        qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(
+            3, windows * pixels, HEADS, frames, width // HEADS
+        )
+        attended = attend(qkv[0], qkv[1], qkv[2]).reshape(
+            windows, pixels, HEADS, frames, width // HEADS
+        )
         joined = attended.permute(0, 3, 1, 2, 4).reshape(count, pixels, width)
         return self.to_out[0](joined)

@@ -1,4 +1,6 @@
-"""The networks of a bundle, from published weight files: Whisper's encoder, the VAE's halves, and the U-Net."""
+"""The networks of a bundle, from published weight files: Whisper's encoder, the VAE's halves, and
+the U-Net.
+"""
 
 import itertools
 import logging
@@ -22,7 +24,8 @@ from latentsync_trt.paths import why_missing
 
 WHISPER_PREFIX = "encoder."
 WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
-_UNET_FILE, _WHISPER_FILE = "a LatentSync U-Net", "one of OpenAI's Whisper models"
+_UNET_FILE = "a LatentSync U-Net"
+_WHISPER_FILE = "one of OpenAI's Whisper models"
 
 _VAE_SETTINGS = {
     "latent_channels": LATENT_CHANNELS,
@@ -34,14 +37,18 @@ _VAE_SETTINGS = {
     "use_post_quant_conv": True,
     "shift_factor": None,
 }
-"""Of the VAE of Stable Diffusion 1, where they decide which layers there are; latents are at an eighth of the size."""
+"""Of the VAE of Stable Diffusion 1, where they decide which layers there are; latents are at an
+eighth of the size.
+"""
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class WhisperConfig:
-    """The shape of an encoder: mel bands, positions (50 per second), width, attention heads, blocks."""
+    """The shape of an encoder: mel bands, positions (50 per second), width, attention heads,
+    blocks.
+    """
 
     mels: int
     positions: int
@@ -70,7 +77,9 @@ class WhisperAttention(nn.Module):
 
 
 class WhisperBlock(nn.Module):
-    """Attention and a feed-forward of four times the width, each with a norm before it and a residual."""
+    """Attention and a feed-forward of four times the width, each with a norm before it and a
+    residual.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -93,7 +102,9 @@ class WhisperEncoder(nn.Module):
         self.conv1 = nn.Conv1d(config.mels, config.width, 3, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
         self.positional_embedding = nn.Parameter(torch.empty(config.positions, config.width))
-        self.blocks = nn.ModuleList([WhisperBlock(config.width, config.heads) for _ in range(config.blocks)])
+        self.blocks = nn.ModuleList(
+            [WhisperBlock(config.width, config.heads) for _ in range(config.blocks)]
+        )
 
     def forward(self, mel: Tensor) -> Tensor:
         """`mel (N, 80, 3000)` → `features (N, 1500, L, D)`, both float32 in every precision."""
@@ -106,24 +117,35 @@ class WhisperEncoder(nn.Module):
 
 
 class ImageAttention:
-    """Attention in the VAE's middle block, `(N, C, h, w)` → the same, as a processor for diffusers' `Attention`."""
+    """Attention in the VAE's middle block, `(N, C, h, w)` → the same, as a processor for diffusers'
+    `Attention`.
+    """
 
     def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         count, width = hidden_states.shape[:2]
         tokens = attention.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         head_dim = width // attention.heads
-        projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
-        query, key, value = (part.reshape(count, -1, attention.heads, head_dim).transpose(1, 2) for part in projected)
+        projected = [
+            projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)
+        ]
+        query, key, value = (
+            part.reshape(count, -1, attention.heads, head_dim).transpose(1, 2) for part in projected
+        )
         joined = attend(query, key, value).transpose(1, 2).flatten(2)
-        return hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
+        return hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(
+            hidden_states.shape
+        )
 
 
 class VaeEncoder(nn.Module):
-    """`image (N, 3, H, W)` in [−1, 1] → `latent (N, 4, H/8, W/8)`: posterior mode × scaling factor. Both float32."""
+    """`image (N, 3, H, W)` in [−1, 1] → `latent (N, 4, H/8, W/8)`: posterior mode × scaling factor.
+    Both float32.
+    """
 
     def __init__(self, vae: Any) -> None:
         super().__init__()
-        self.encoder, self.quant_conv = vae.encoder, vae.quant_conv
+        self.encoder = vae.encoder
+        self.quant_conv = vae.quant_conv
         self.scale = float(vae.config.scaling_factor)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -137,7 +159,8 @@ class VaeDecoder(nn.Module):
 
     def __init__(self, vae: Any) -> None:
         super().__init__()
-        self.decoder, self.post_quant_conv = vae.decoder, vae.post_quant_conv
+        self.decoder = vae.decoder
+        self.post_quant_conv = vae.post_quant_conv
         self.scale = float(vae.config.scaling_factor)
 
     def forward(self, latent: Tensor) -> Tensor:
@@ -156,8 +179,8 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
     """Reads all checkpoints, small ones first, and checks that they fit together.
 
     Raises:
-        CheckpointError: one is missing, damaged, of another kind, incomplete or not finite in `dtype`, or the audio
-            encoder's width is not the U-Net's.
+        CheckpointError: one is missing, damaged, of another kind, incomplete or not finite in
+            `dtype`, or the audio encoder's width is not the U-Net's.
         InputError: there are more frames than the U-Net has positions.
     """
     whisper = load_whisper(sources.whisper, dtype)
@@ -166,27 +189,40 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
     config = unet.config
     if config.audio_width != whisper.config.width:
         raise CheckpointError(
-            f"{sources.whisper}: gives features {whisper.config.width} wide, but {sources.unet} was trained for "
+            f"{sources.whisper}: gives features {whisper.config.width} "
+            f"wide, but {sources.unet} was trained for "
             f"{config.audio_width} (384 goes with Whisper tiny, 768 with small)"
         )
     if options.frames > config.positions:
-        raise InputError(f"--frames {options.frames}: {sources.unet} knows windows of up to {config.positions} frames")
+        raise InputError(
+            f"--frames {options.frames}: {sources.unet} "
+            f"knows windows of up to {config.positions} frames"
+        )
     return Networks(unet, vae, whisper)
 
 
 def load_vae(folder: Path, dtype: torch.dtype) -> Any:
-    """diffusers' AutoencoderKL from `folder` (config.json and weights, old or new parameter names)."""
+    """diffusers' AutoencoderKL from `folder` (config.json and weights, old or new parameter
+    names).
+    """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")
-    # Its loader warns about the published VAE's old parameter names, but converts them; and it logs what it raises.
+    # Its loader warns about the published VAE's old parameter names, but converts them; and it logs
+    # what it raises.
     logging.getLogger("diffusers").setLevel(logging.CRITICAL)
     try:
         vae, report = AutoencoderKL.from_pretrained(
-            folder, torch_dtype=dtype, local_files_only=True, low_cpu_mem_usage=False, output_loading_info=True
+            folder,
+            torch_dtype=dtype,
+            local_files_only=True,
+            low_cpu_mem_usage=False,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{folder}: cannot be loaded as an AutoencoderKL ({reason})") from error
+        raise CheckpointError(
+            f"{folder}: cannot be loaded as an AutoencoderKL ({reason})"
+        ) from error
     missing = report["missing_keys"]
     if missing:
         raise CheckpointError(f"{folder}: {len(missing)} tensors missing, first {missing[0]}")
@@ -196,7 +232,9 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
             raise CheckpointError(f"{folder}: its {setting} is {given}; LatentSync needs {needed}")
     for name, tensor in vae.state_dict().items():
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{folder}: {name} has values that are not finite; the weights are damaged")
+            raise CheckpointError(
+                f"{folder}: {name} has values that are not finite; the weights are damaged"
+            )
     vae.set_attn_processor(ImageAttention())
     return vae.eval().requires_grad_(False)
 
@@ -208,7 +246,9 @@ def load_unet(path: Path, dtype: torch.dtype) -> UNet:
         with torch.device("meta"):
             network = UNet(_infer_config(tensors))
     except (AttributeError, IndexError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: not {_UNET_FILE} (its tensors are no weights of one)") from error
+        raise CheckpointError(
+            f"{path}: not {_UNET_FILE} (its tensors are no weights of one)"
+        ) from error
     _fill(path, network, origins(network), tensors, dtype)
     return network
 
@@ -218,7 +258,9 @@ def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
     content, tensors = _read_file(path, "model_state_dict", _WHISPER_FILE)
     try:
         with torch.device("meta"):
-            network = WhisperEncoder(WhisperConfig(*(content["dims"][name] for name in WHISPER_DIMS)))
+            network = WhisperEncoder(
+                WhisperConfig(*(content["dims"][name] for name in WHISPER_DIMS))
+            )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not {_WHISPER_FILE} (no encoder has its `dims`)") from error
     _fill(path, network, origins(network, WHISPER_PREFIX), tensors, dtype)
@@ -231,9 +273,13 @@ def _read_file(path: Path, key: str, kind: str) -> tuple[dict[str, Any], dict[st
     Only tensors and plain containers are unpickled.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path}: is a folder" if path.is_dir() else why_missing(path), usage=True)
+        raise CheckpointError(
+            f"{path}: is a folder" if path.is_dir() else why_missing(path), usage=True
+        )
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except Exception as error:  # PyTorch raises anything for files of others
         raise CheckpointError(f"{path}: damaged, or not a PyTorch weight file") from error
     tensors = content.get(key) if isinstance(content, dict) else None
@@ -243,7 +289,9 @@ def _read_file(path: Path, key: str, kind: str) -> tuple[dict[str, Any], dict[st
 
 
 def _infer_config(tensors: Tensors) -> UNetConfig:
-    """The configuration that the tensors' names and shapes show; errors where they are no U-Net's."""
+    """The configuration that the tensors' names and shapes show; errors where they are no
+    U-Net's.
+    """
 
     def count(pattern: str) -> int:
         return next(number for number in itertools.count() if pattern.format(number) not in tensors)
@@ -252,7 +300,9 @@ def _infer_config(tensors: Tensors) -> UNetConfig:
         return tuple(pattern.format(level) in tensors for level in range(len(widths)))
 
     levels = count("down_blocks.{}.resnets.0.conv1.weight")
-    widths = tuple(tensors[f"down_blocks.{level}.resnets.0.conv1.weight"].shape[0] for level in range(levels))
+    widths = tuple(
+        tensors[f"down_blocks.{level}.resnets.0.conv1.weight"].shape[0] for level in range(levels)
+    )
     spatial = "down_blocks.{}.attentions.0.transformer_blocks.0.attn2.to_k.weight"
     temporal = "blocks.{}.motion_modules.0.temporal_transformer.proj_in.weight"
     tables = [tensor for name, tensor in tensors.items() if str(name).endswith("pos_encoder.pe")]
@@ -280,44 +330,75 @@ class Origin(NamedTuple):
 
 
 def origins(network: nn.Module, prefix: str = "") -> dict[str, Origin]:
-    """Parameter and buffer names of `network` → their origins; `prefix` precedes every name in the checkpoint."""
-    found = {name: Origin((prefix + name,), tuple(tensor.shape)) for name, tensor in network.state_dict().items()}
+    """Parameter and buffer names of `network` → their origins; `prefix` precedes every name in the
+    checkpoint.
+    """
+    found = {
+        name: Origin((prefix + name,), tuple(tensor.shape))
+        for name, tensor in network.state_dict().items()
+    }
     for path, module in network.named_modules():
         if not isinstance(module, Linear):
             continue
         parent, dot, own = path.rpartition(".")
         stems = module.sources or (own,)
         inputs, outputs = module.weight.shape
-        place, width = prefix + parent + dot, outputs // len(stems)
+        place = prefix + parent + dot
+        width = outputs // len(stems)
         weights = tuple(f"{place}{stem}.weight" for stem in stems)
-        found[f"{path}.weight"] = Origin(weights, (width, inputs, *[1] * module.kernel_dims), transposed=True)
+        found[f"{path}.weight"] = Origin(
+            weights, (width, inputs, *[1] * module.kernel_dims), transposed=True
+        )
         if module.bias is not None:
-            biases = tuple(None if stem in module.unbiased else f"{place}{stem}.bias" for stem in stems)
+            biases = tuple(
+                None if stem in module.unbiased else f"{place}{stem}.bias" for stem in stems
+            )
             found[f"{path}.bias"] = Origin(biases, (width,))
     return found
 
 
-def _fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: Tensors, dtype: torch.dtype) -> None:
-    """Loads weights in `dtype` into `network`, which is on the meta device, and prepares it for inference.
+def _fill(
+    path: Path,
+    network: nn.Module,
+    table: Mapping[str, Origin],
+    tensors: Tensors,
+    dtype: torch.dtype,
+) -> None:
+    """Loads weights in `dtype` into `network`, which is on the meta device, and prepares it for
+    inference.
 
     Raises:
         CheckpointError: tensors are missing, of wrong shape or type, or have values that are not
             finite in `dtype`; the message names the first.
     """
-    wanted = {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    wanted = {
+        name: origin.shape for origin in table.values() for name in origin.names if name is not None
+    }
+    found = {
+        name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)
+    }
     wrong = [name for name, shape in wanted.items() if found.get(name) != shape]
     if wrong:
         first = f"first {wrong[0]}: {found.get(wrong[0], 'missing')}, not {wanted[wrong[0]]}"
-        raise CheckpointError(f"{path}: {len(wrong)} of {len(wanted)} tensors missing or of another shape, {first}")
+        raise CheckpointError(
+            f"{path}: {len(wrong)} of {len(wanted)} tensors missing or of another shape, {first}"
+        )
     for name in wanted:
         largest = max(abs(float(extreme)) for extreme in tensors[name].aminmax())
         if not largest <= torch.finfo(dtype).max:
-            cure = "export with --precision fp32" if math.isfinite(largest) else "the file is damaged"
-            raise CheckpointError(f"{path}: {name} has values up to {largest:g}, too large for {dtype}; {cure}")
+            if math.isfinite(largest):
+                cure = "export with --precision fp32"
+            else:
+                cure = "the file is damaged"
+            raise CheckpointError(
+                f"{path}: {name} has values up to {largest:g}, too large for {dtype}; {cure}"
+            )
     state: dict[str, Tensor] = {}
     for key, (names, shape, transposed) in table.items():
-        parts = [torch.zeros(shape, dtype=dtype) if name is None else tensors[name].to(dtype) for name in names]
+        parts = [
+            torch.zeros(shape, dtype=dtype) if name is None else tensors[name].to(dtype)
+            for name in names
+        ]
         if transposed:
             state[key] = torch.cat([part.flatten(1).t() for part in parts], 1)
         else:

@@ -20,20 +20,24 @@ from latentsync_trt.paths import check_folder_to_write, nearest_existing
 
 Model = Literal["1.6", "1.5"]
 
-UNET_FILE, WHISPER_FILE = "latentsync_unet.pt", "whisper/tiny.pt"
+UNET_FILE = "latentsync_unet.pt"
+WHISPER_FILE = "whisper/tiny.pt"
 
 # Also part of the address at which OpenAI publishes the file.
 _WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9"
 
 
-_ANSWER_S, _REFUSED = 5.0, (401, 403)
+_ANSWER_S = 5.0
+_REFUSED = (401, 403)
 _NETWORK = "ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"
 """Variables of the environment, in any case, that say how the hub is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The commit to download from the hub, its license by the model card, and the SHA-256 of each needed file."""
+    """The commit to download from the hub, its license by the model card, and the SHA-256 of each
+    needed file.
+    """
 
     name: str
     revision: str
@@ -84,13 +88,17 @@ VAE = Repository(
     335_000_000,
     {
         "config.json": "92d3dfb746fca211a2c9e019e285f8597412211728dce3c5bcf4eda0f2d62e7e",
-        "diffusion_pytorch_model.safetensors": "a1d993488569e928462932c8c38a0760b874d166399b14414135bd9c42df5815",
+        "diffusion_pytorch_model.safetensors": (
+            "a1d993488569e928462932c8c38a0760b874d166399b14414135bd9c42df5815"
+        ),
     },
 )
 
 
 def origin(sha256: str, model: str) -> str:
-    """Where a file is published, as "ByteDance/LatentSync-1.6@c42c7e6c…", of several places that of `model`; or ""."""
+    """Where a file is published, as "ByteDance/LatentSync-1.6@c42c7e6c…", of several places that of
+    `model`; or "".
+    """
     places = (LATENTSYNC[model], VAE, *LATENTSYNC.values())
     return next((str(each) for each in places if sha256 in each.files.values()), "")
 
@@ -112,13 +120,16 @@ def _missing(repository: Repository) -> list[str]:
     there = {name: path for name in repository.files if (path := repository.folder / name).exists()}
     for name, path in there.items():
         if sha256_file(path) != repository.files[name]:
-            raise CheckpointError(f"{path}: is not the published file; move or delete it, and run it again")
+            raise CheckpointError(
+                f"{path}: is not the published file; move or delete it, and run it again"
+            )
     return [name for name in repository.files if name not in there]
 
 
 def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> None:
-    """Raises `CheckpointError` if the hub does not answer, and `InputError` or `OutputError` if the checkpoints' folder
-    cannot take the downloads and `more_bytes`."""
+    """Raises `CheckpointError` if the hub does not answer, and `InputError` or `OutputError` if the
+    checkpoints' folder cannot take the downloads and `more_bytes`.
+    """
     if downloads:
         _check_answer(downloads)
     folder = checkpoints_folder()
@@ -127,7 +138,8 @@ def check_downloads(downloads: Sequence[Repository], more_bytes: int = 0) -> Non
     needed_bytes = sum(download.size_bytes for download in downloads) + more_bytes
     if free_bytes < needed_bytes:
         raise OutputError(
-            f"{folder}: {gigabytes(needed_bytes)} are needed, {gigabytes(free_bytes)} are free; free some space, or "
+            f"{folder}: {gigabytes(needed_bytes)} are needed, "
+            f"{gigabytes(free_bytes)} are free; free some space, or "
             "name a folder on another disk in $LATENTSYNC_TRT_CHECKPOINTS"
         )
 
@@ -136,7 +148,9 @@ def _check_answer(downloads: Sequence[Repository]) -> None:
     try:
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     except ValueError as error:
-        raise CheckpointError(f"$HF_ENDPOINT: is no address ({error}); correct it, or unset it") from error
+        raise CheckpointError(
+            f"$HF_ENDPOINT: is no address ({error}); correct it, or unset it"
+        ) from error
 
     http_error = _set_up_hub()
     _check_network(http_error)
@@ -147,36 +161,47 @@ def _check_answer(downloads: Sequence[Repository]) -> None:
     except (http_error, OSError) as error:
         answer = getattr(error, "response", None)
         if answer is None or answer.status_code not in _REFUSED:  # which `fetch` explains
-            files = "; ".join(f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads)
+            files = "; ".join(
+                f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads
+            )
             raise CheckpointError(
-                f"{constants.ENDPOINT}: cannot be reached ({' '.join(str(error).split())[:200]}); check the network, "
+                f"{constants.ENDPOINT}: cannot be reached "
+                f"({' '.join(str(error).split())[:200]}); check the network, "
                 f"$HF_ENDPOINT and $HF_HUB_OFFLINE, or bring by hand {files}"
             ) from error
 
 
 def _set_up_hub() -> type[Exception]:
-    """Sends less with each request to the hub; returns the error of requests, of httpx or what the version has."""
+    """Sends less with each request to the hub; returns the error of requests, of httpx or what the
+    version has.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError
 
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # else each request names the versions of other packages
+    # else each request names the versions of other packages
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     return HfHubHTTPError.__bases__[0]
 
 
 def _check_network(http_error: type[Exception]) -> None:
-    """Raises `CheckpointError` with the variable of the environment because of which the hub's library cannot open its
-    HTTP client; with all of them, if several are wrong."""
+    """Raises `CheckpointError` with the variable of the environment because of which the hub's
+    library cannot open its HTTP client; with all of them, if several are wrong.
+    """
     reason = _refusal(http_error)
     if not reason:
         return
     names = [name for name in os.environ if name.upper() in _NETWORK]
     wrong = [name for name in names if not _refusal(http_error, without=name)] or names
     which = ", ".join(f"${name}" for name in wrong) or "the system's proxy"
-    raise CheckpointError(f"{which}: no connection can be made with it ({reason}); correct it, or unset it")
+    raise CheckpointError(
+        f"{which}: no connection can be made with it ({reason}); correct it, or unset it"
+    )
 
 
 def _refusal(http_error: type[Exception], without: str = "") -> str:
-    """Returns why the hub's library cannot open its HTTP client, without a variable; empty if it can."""
+    """Returns why the hub's library cannot open its HTTP client, without a variable; empty if it
+    can.
+    """
     from huggingface_hub import close_session, get_session
 
     invalid_url: type[Exception] = sys.modules[http_error.__module__.partition(".")[0]].InvalidURL
@@ -192,10 +217,12 @@ def _refusal(http_error: type[Exception], without: str = "") -> str:
 
 
 def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
-    """Downloads what is not there, going on where an earlier call ended; `notice` gets a line for each file.
+    """Downloads what is not there, going on where an earlier call ended; `notice` gets a line for
+    each file.
 
     Raises:
-        CheckpointError: a file cannot be downloaded, or its checksum is wrong; the message says what to do.
+        CheckpointError: a file cannot be downloaded, or its checksum is wrong; the message says
+            what to do.
         OutputError: the disk is full.
     """
     from huggingface_hub import constants, hf_hub_download
@@ -205,16 +232,24 @@ def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
         path = repository.folder / name
         notice(str(path))
         try:
-            hf_hub_download(repository.name, name, revision=repository.revision, local_dir=repository.folder)
+            hf_hub_download(
+                repository.name, name, revision=repository.revision, local_dir=repository.folder
+            )
         except (http_error, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise OutputError(f"{repository.folder}: the disk is full; free some space and run it again") from error
+                raise OutputError(
+                    f"{repository.folder}: the disk is full; free some space and run it again"
+                ) from error
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise CheckpointError(
-                f"{constants.ENDPOINT}/{repository.name}, revision {repository.revision}: {reason}; check the network, "
-                "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its terms on that page if it has any, log in with "
+                f"{constants.ENDPOINT}/{repository.name}, revision "
+                f"{repository.revision}: {reason}; check the network, "
+                "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its "
+                "terms on that page if it has any, log in with "
                 "`hf auth login`, and run the same command again, which goes on there"
             ) from error
         if sha256_file(path) != repository.files[name]:
             path.unlink()
-            raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
+            raise CheckpointError(
+                f"{path}: was downloaded with a wrong checksum and removed; run it again"
+            )

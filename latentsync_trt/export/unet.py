@@ -1,6 +1,8 @@
-"""LatentSync's U-Net, Stable Diffusion 1.5's per frame with audio cross-attention and temporal attention, and one step.
+"""LatentSync's U-Net, Stable Diffusion 1.5's per frame with audio cross-attention and temporal
+attention, and one step.
 
-Inside, activations are `(B·F, C, h, w)`: B windows of F frames, which are part of the batch throughout.
+Inside, activations are `(B·F, C, h, w)`: B windows of F frames, which are part of the batch
+throughout.
 """
 
 import copy
@@ -32,9 +34,10 @@ _LONGEST_PERIOD = 10000
 class UNetConfig:
     """The shape of a U-Net, top level first.
 
-    `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more). `audio_width`: width of
-    the audio tokens. `attention`: which levels have spatial transformers. `motion_down`, `motion_up`: which stages have
-    temporal modules, in order of execution. `positions`: the longest window that the temporal modules support.
+    `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more).
+    `audio_width`: width of the audio tokens. `attention`: which levels have spatial transformers.
+    `motion_down`, `motion_up`: which stages have temporal modules, in order of execution.
+    `positions`: the longest window that the temporal modules support.
     """
 
     widths: tuple[int, ...]
@@ -54,8 +57,9 @@ class UNetConfig:
 class StepInputs:
     """Inputs of all blocks in one denoising step.
 
-    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the first half of the batch is
-    unconditional (all-zero audio), the second half is conditional on the audio.
+    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the first
+    half of the batch is unconditional (all-zero audio), the second half is conditional on the
+    audio.
     """
 
     time: Tensor
@@ -102,7 +106,9 @@ class Resnet(nn.Module):
 
 
 class SpatialBlock(nn.Module):
-    """Self-attention, audio cross-attention and feed-forward over the pixels of each frame, `(N, T, C)`."""
+    """Self-attention, audio cross-attention and feed-forward over the pixels of each frame, `(N, T,
+    C)`.
+    """
 
     def __init__(self, width: int, audio_width: int) -> None:
         super().__init__()
@@ -131,7 +137,9 @@ class TemporalBlock(nn.Module):
 
     def __init__(self, width: int, positions: int) -> None:
         super().__init__()
-        self.attention_blocks = nn.ModuleList([TemporalAttention(width, positions) for _ in range(2)])
+        self.attention_blocks = nn.ModuleList(
+            [TemporalAttention(width, positions) for _ in range(2)]
+        )
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
         self.ff = FeedForward(width)
         self.ff_norm = nn.LayerNorm(width)
@@ -161,11 +169,14 @@ class Transformer(nn.Module):
         tokens = self.transformer_blocks[0](tokens, step, fork)
         residual = torch.cat([x, x]) if fork else x
         tokens = self.proj_out(tokens)
-        return residual + tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], *x.shape[2:])
+        return residual + tokens.transpose(1, 2).reshape(
+            tokens.shape[0], tokens.shape[2], *x.shape[2:]
+        )
 
 
 class Stage(nn.Module):
-    """The layers of one resolution: each is a resnet, then a spatial and a temporal transformer if the stage has them.
+    """The layers of one resolution: each is a resnet, then a spatial and a temporal transformer if
+    the stage has them.
 
     Args:
         inputs: channels entering each layer's resnet.
@@ -185,15 +196,21 @@ class Stage(nn.Module):
         resample: str | None = None,
     ) -> None:
         super().__init__()
-        self.resnets = nn.ModuleList([Resnet(entering, width, config.time_width) for entering in inputs])
+        self.resnets = nn.ModuleList(
+            [Resnet(entering, width, config.time_width) for entering in inputs]
+        )
         self.attentions = nn.ModuleList(
-            [Transformer(width, SpatialBlock(width, config.audio_width), kernel_dims=2) for _ in range(spatial)]
+            [
+                Transformer(width, SpatialBlock(width, config.audio_width), kernel_dims=2)
+                for _ in range(spatial)
+            ]
         )
         self.motion_modules = nn.ModuleList()
         for _ in inputs if motion else ():
             temporal = Transformer(width, TemporalBlock(width, config.positions), kernel_dims=0)
             self.motion_modules.append(nn.ModuleDict({"temporal_transformer": temporal}))
-        self.downsamplers, self.upsamplers = nn.ModuleList(), nn.ModuleList()
+        self.downsamplers = nn.ModuleList()
+        self.upsamplers = nn.ModuleList()
         if resample is not None:
             conv = nn.Conv2d(width, width, 3, stride=2 if resample == "down" else 1, padding=1)
             resamplers = self.downsamplers if resample == "down" else self.upsamplers
@@ -211,7 +228,8 @@ class Stage(nn.Module):
 
 
 class UNet(nn.Module):
-    """Predicts the noise in windows of frames. Parameters have the names of the published checkpoints.
+    """Predicts the noise in windows of frames. Parameters have the names of the published
+    checkpoints.
 
     `networks` handles stacked projections and transposed weights, which `Linear` describes.
     """
@@ -223,23 +241,40 @@ class UNet(nn.Module):
         self.config = config
         self.conv_in = nn.Conv2d(INPUT_CHANNELS, config.widths[0], 3, padding=1)
         self.time_embedding = TimeEmbedding(config)
-        skips, last = [config.widths[0]], len(config.widths) - 1
+        skips = [config.widths[0]]
+        last = len(config.widths) - 1
 
         def stage(level: int, inputs: tuple[int, ...], motion: bool, resample: str | None) -> Stage:
             spatial = len(inputs) if config.attention[level] else 0
-            return Stage(config, config.widths[level], inputs, spatial=spatial, motion=motion, resample=resample)
+            return Stage(
+                config,
+                config.widths[level],
+                inputs,
+                spatial=spatial,
+                motion=motion,
+                resample=resample,
+            )
 
         self.down_blocks: Any = nn.ModuleList()
         for level, width in enumerate(config.widths):
             inputs = (skips[-1], *[width] * (config.layers - 1))
-            self.down_blocks.append(stage(level, inputs, config.motion_down[level], "down" if level < last else None))
+            self.down_blocks.append(
+                stage(level, inputs, config.motion_down[level], "down" if level < last else None)
+            )
             skips += [width] * (config.layers + (level < last))
-        self.mid_block: nn.Module = Stage(config, config.widths[-1], (config.widths[-1],) * 2, spatial=1)
+        self.mid_block: nn.Module = Stage(
+            config, config.widths[-1], (config.widths[-1],) * 2, spatial=1
+        )
         self.up_blocks: Any = nn.ModuleList()
         for depth, level in enumerate(range(last, -1, -1)):
-            entering = (config.widths[min(level + 1, last)], *[config.widths[level]] * config.layers)
+            entering = (
+                config.widths[min(level + 1, last)],
+                *[config.widths[level]] * config.layers,
+            )
             inputs = tuple(inner + skips.pop() for inner in entering)
-            self.up_blocks.append(stage(level, inputs, config.motion_up[depth], "up" if level > 0 else None))
+            self.up_blocks.append(
+                stage(level, inputs, config.motion_up[depth], "up" if level > 0 else None)
+            )
         self.conv_norm_out = GroupNorm(config.widths[0])
         self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
 
@@ -259,25 +294,33 @@ class UNet(nn.Module):
             sample, timestep, audio: `(B·F, 13, h, w)`, `()` int64, `(B·F, S, D)`.
             hidden: output of an earlier step; then only the last layer runs.
             frames: F.
-            guided: also predict with all-zero audio; outputs then have 2·B·F frames, the unconditional half first.
+            guided: also predict with all-zero audio; outputs then have 2·B·F frames, the
+                unconditional half first.
         """
         step = StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
         entry = self._conv(self.conv_in, sample)
         if hidden is None:
             hidden = self._all_but_last_layer(entry, step)
         skip = torch.cat([entry, entry]) if guided else entry
-        return self._head(self.up_blocks[-1], torch.cat([hidden, skip], self.channel_axis), step), hidden
+        return self._head(
+            self.up_blocks[-1], torch.cat([hidden, skip], self.channel_axis), step
+        ), hidden
 
     def tail(self) -> "UNet":
-        """This network reduced to the parts that run with `hidden`; parameters are shared and keep their names."""
+        """This network reduced to the parts that run with `hidden`; parameters are shared and keep
+        their names.
+        """
         part: UNet = shallow_copy(self)
         part.down_blocks = nn.ModuleList()
         part.mid_block = nn.Identity()
-        part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
+        part.up_blocks = nn.ModuleList(
+            [*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]]
+        )
         return part
 
     def _all_but_last_layer(self, entry: Tensor, step: StepInputs) -> Tensor:
-        x, skips = entry, []  # the skip connection from `entry` itself belongs to the last layer
+        x = entry
+        skips = []  # the skip connection from `entry` itself belongs to the last layer
         for depth, stage in enumerate(self.down_blocks):
             for index in range(len(stage.resnets)):
                 x = self._layers(stage, (index,), x, step, fork=step.guided and depth == index == 0)
@@ -288,7 +331,9 @@ class UNet(nn.Module):
         x = self._layers(self.mid_block, (0, 1), x, step)
         for stage in self.up_blocks:
             for index in range(len(stage.resnets) - (stage is self.up_blocks[-1])):
-                x = self._layers(stage, (index,), torch.cat([x, skips.pop()], self.channel_axis), step)
+                x = self._layers(
+                    stage, (index,), torch.cat([x, skips.pop()], self.channel_axis), step
+                )
             for upsampler in stage.upsamplers:
                 x = self._upsample(upsampler.conv, x)
         return x
@@ -301,7 +346,9 @@ class UNet(nn.Module):
     def _upsample(self, conv: nn.Module, x: Tensor) -> Tensor:
         return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
-    def _layers(self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
+    def _layers(
+        self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False
+    ) -> Tensor:
         for index in indices:
             x = stage.layer(index, x, step, fork)
         return x
@@ -319,7 +366,8 @@ def shallow_copy(module: nn.Module) -> Any:
 
 
 class DenoiseStep(nn.Module):
-    """The whole network, or with `cached` only its last layer, applied to `hidden` of an earlier step.
+    """The whole network, or with `cached` only its last layer, applied to `hidden` of an earlier
+    step.
 
     Without `guided` the unconditional half is omitted and `guidance` has no effect.
     """
@@ -351,8 +399,8 @@ class DenoiseStep(nn.Module):
             audio: `(B, F, S, D)`.
             timestep, guidance: `()`.
             coefficients: `(5)`: c_x, c_eps, c_history, d_x, d_eps.
-            hidden: with `cached`, the output of an earlier full step, `(G, B, F, C, h, w)`; G = 2 halves with
-                guidance (unconditional first), else 1.
+            hidden: with `cached`, the output of an earlier full step, `(G, B, F, C, h, w)`; G = 2
+                halves with guidance (unconditional first), else 1.
         """
         windows, channels, frames, height, width = latents.shape
         dtype = self.unet.conv_in.weight.dtype
@@ -361,7 +409,9 @@ class DenoiseStep(nn.Module):
         tokens = audio.to(dtype).flatten(0, 1)
         state = None if hidden is None else hidden.flatten(0, 2)
         noise, state = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-        halves = noise.float().reshape(2 if self.guided else 1, windows, frames, channels, height, width)
+        halves = noise.float().reshape(
+            2 if self.guided else 1, windows, frames, channels, height, width
+        )
         eps = halves[0]
         if self.guided:
             eps = eps + guidance * (halves[1] - eps)

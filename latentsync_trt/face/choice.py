@@ -1,4 +1,6 @@
-"""Chooses whose mouth is painted among the faces of each frame, and how much of it shows. Pure, but for `MainFace`."""
+"""Chooses whose mouth is painted among the faces of each frame, and how much of it shows. Pure, but
+for `MainFace`.
+"""
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
@@ -26,18 +28,25 @@ FADE_HELD_S = 2 * FADE_S
 Shares = dict[int, Fraction]
 """How much of each person's painted face shows, in ]0, 1]."""
 PaintedPeople = tuple[Fraction, set[int], int | None]
-"""Time of a frame, whose faces are painted in it, and the number of its shot, None where no face was searched."""
+"""Time of a frame, whose faces are painted in it, and the number of its shot, None where no face
+was searched.
+"""
 LARGEST = FaceChoice("largest")
 _PATIENCE_S = 1
-_STILL, _MOVING = 0.02, 0.045
-"""How much points of a face move at most in a picture of a face, also in noise and on a shaken camera, and at least in
-one that speaks. Measured over half a second: up to 0.030, and from 0.019 on, of which 9 of 10 are above 0.030."""
+_STILL = 0.02
+_MOVING = 0.045
+"""How much points of a face move at most in a picture of a face, also in noise and on a shaken
+camera, and at least in one that speaks. Measured over half a second: up to 0.030, and from 0.019
+on, of which 9 of 10 are above 0.030.
+"""
 
 
 def speakers_of(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
     """The speaker of each person that `choice` names by number; None if it names none."""
     if isinstance(choice, FaceChoice):
-        return {choice.number: 0} if choice.kind == "index" else None
+        if choice.kind == "index":
+            return {choice.number: 0}
+        return None
     return choice
 
 
@@ -50,25 +59,36 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
 
 
 class Chooser:
-    """Follows a choice through a clip: the largest, leftmost or rightmost face of a shot's first frame with faces stays
-    chosen in that shot; while its person is away for longer than a second, another is chosen in the same way. The one
-    at a place is chosen once, and kept in all shots. Where one face moves, the largest is not one that never does."""
+    """Follows a choice through a clip: the largest, leftmost or rightmost face of a shot's first
+    frame with faces stays chosen in that shot; while its person is away for longer than a second,
+    another is chosen in the same way. The one at a place is chosen once, and kept in all shots.
+    Where one face moves, the largest is not one that never does.
+    """
 
     def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:
         self._speakers = speakers_of(choice)
         self._choice = choice if isinstance(choice, FaceChoice) else LARGEST
         self._chosen: list[int] = []
         self._last: TrackedDetection | None = None
-        self._shot, self._present_s = -1, Fraction(0)
+        self._shot = -1
+        self._present_s = Fraction(0)
 
     def choose(self, seen: FrameFaces, time_s: Fraction) -> list[tuple[TrackedDetection, int]]:
         if self._speakers is not None:
-            return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
+            return [
+                (face, self._speakers[face.person])
+                for face in seen.faces
+                if face.person in self._speakers
+            ]
         if seen.shot != self._shot and self._choice.kind != "at":
-            self._chosen, self._shot = [], seen.shot
+            self._chosen = []
+            self._shot = seen.shot
         for face in seen.faces:
-            if self._last is not None and face.track_id == self._last.track_id:  # of whom more is known now, perhaps
-                self._chosen = [face.person if one == self._last.person else one for one in self._chosen]
+            # of whom more is known now, perhaps
+            if self._last is not None and face.track_id == self._last.track_id:
+                self._chosen = [
+                    face.person if one == self._last.person else one for one in self._chosen
+                ]
         visible = {face.person: face for face in seen.faces}
         present = [person for person in self._chosen if person in visible]
         is_lasting = self._choice.kind == "at" or time_s - self._present_s <= _PATIENCE_S
@@ -78,18 +98,26 @@ class Chooser:
                 self._chosen.append(best.person)
                 present = [best.person]
         if present:
-            self._present_s, self._last = time_s, visible[present[0]]
+            self._present_s = time_s
+            self._last = visible[present[0]]
         return [(visible[person], 0) for person in present[:1]]
 
     def _best(self, faces: Iterable[TrackedDetection]) -> TrackedDetection | None:
         if self._choice.kind == "at":
             place = np.array([self._choice.x_px, self._choice.y_px], np.float32)
-            faces = [one for one in faces if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()]
+            faces = [
+                one
+                for one in faces
+                if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()
+            ]
         if side := {"left": -1, "right": 1}.get(self._choice.kind):
-            return max(faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None)
+            return max(
+                faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None
+            )
         faces = list(faces)
         if self._choice.kind == "largest" and any(one.motion > _MOVING for one in faces):
-            faces = [one for one in faces if one.motion > _STILL]  # others are on posters and screens
+            # others are on posters and screens
+            faces = [one for one in faces if one.motion > _STILL]
         return max(faces, key=lambda one: area(one.face), default=None)
 
 
@@ -102,11 +130,15 @@ class Runs:
         self._next = 0
 
     def advance(self, faces: Mapping[object, Face]) -> dict[object, tuple[int, Float64Array]]:
-        """Number and matrix `(2, 3)` of each face of the next frame; a key that was not in the last one begins a run.
+        """Number and matrix `(2, 3)` of each face of the next frame; a key that was not in the last
+        one begins a run.
 
-        Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as much.
+        Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as
+        much.
         """
-        before, self._runs, placed = self._runs, {}, {}
+        before = self._runs
+        self._runs = {}
+        placed = {}
         for key, face in faces.items():
             number, bias = before.get(key, (self._next, None))
             self._next = max(self._next, number + 1)
@@ -117,8 +149,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedFace:
-    """The face in one frame. `track_id` changes where it is not that of the previous frame, or its shot ended.
-    `matrix (2, 3)` float64: frame pixels → crop pixels."""
+    """The face in one frame. `track_id` changes where it is not that of the previous frame, or its
+    shot ended. `matrix (2, 3)` float64: frame pixels → crop pixels.
+    """
 
     face: Face
     track_id: int
@@ -126,11 +159,14 @@ class TrackedFace:
 
 
 class MainFace:
-    """Tracks all faces and aligns the largest, frame by frame, for measurements; gaps are not bridged."""
+    """Tracks all faces and aligns the largest, frame by frame, for measurements; gaps are not
+    bridged.
+    """
 
     def __init__(self, detector: FaceDetector, resolution_px: int = 256) -> None:
         self._tracker = FaceTracker(detector)
-        self._chooser, self._frames = Chooser(LARGEST), 0
+        self._chooser = Chooser(LARGEST)
+        self._frames = 0
         self._runs = Runs(resolution_px)
 
     def update(self, frame: Picture) -> TrackedFace | None:
@@ -146,8 +182,10 @@ class MainFace:
 
 @dataclass(slots=True, eq=False)
 class _Fading:
-    """Of one person. `begins_s`: last frame before those in which it is painted; None = none, nothing fades in.
-    `last_s`: the last in which it is. `lost_s`: the first in which it is not any more."""
+    """Of one person. `begins_s`: last frame before those in which it is painted; None = none,
+    nothing fades in. `last_s`: the last in which it is. `lost_s`: the first in which it is not any
+    more.
+    """
 
     begins_s: Fraction | None
     last_s: Fraction
@@ -157,9 +195,11 @@ class _Fading:
 def faded(
     items: Generator[T, None, None], painted_in: Callable[[T], PaintedPeople]
 ) -> Generator[tuple[T, Shares], None, None]:
-    """Every item, one for each frame, in order with the shares of its faces; holds back those of `FADE_HELD_S`.
+    """Every item, one for each frame, in order with the shares of its faces; holds back those of
+    `FADE_HELD_S`.
 
-    At cuts, and at both ends of the clip, nothing fades; nor around a loss that is over within `FADE_S`, as in a flash.
+    At cuts, and at both ends of the clip, nothing fades; nor around a loss that is over within
+    `FADE_S`, as in a flash.
     """
     held: deque[tuple[T, Fraction, Shares]] = deque()
     people: dict[int, _Fading] = {}
@@ -169,7 +209,8 @@ def faded(
         for item in items:
             time_s, painted, shot = painted_in(item)
             if None not in (last_shot, shot) and last_shot != shot:
-                people, last_s = {}, None
+                people = {}
+                last_s = None
             for person, fading in list(people.items()):
                 if person in painted:
                     continue
@@ -178,13 +219,15 @@ def faded(
                     _fade_out(held, person, people.pop(person))
             for person in painted:
                 fading = people.setdefault(person, _Fading(last_s, time_s))
-                fading.last_s, fading.lost_s = time_s, None
+                fading.last_s = time_s
+                fading.lost_s = None
             shares = {person: _share(people[person].begins_s, time_s) for person in painted}
             held.append((item, time_s, shares))
             while held[0][1] <= time_s - FADE_HELD_S:
                 item, _, shares = held.popleft()
                 yield item, shares
-            last_s, last_shot = time_s, shot
+            last_s = time_s
+            last_shot = shot
     for person, fading in people.items():
         _fade_out(held, person, fading)
     yield from ((item, shares) for item, _, shares in held)
@@ -198,4 +241,6 @@ def _fade_out(held: deque[tuple[T, Fraction, Shares]], person: int, fading: _Fad
 
 
 def _share(start_s: Fraction | None, end_s: Fraction) -> Fraction:
-    return Fraction(1) if start_s is None else min(Fraction(1), (end_s - start_s) / FADE_S)
+    if start_s is None:
+        return Fraction(1)
+    return min(Fraction(1), (end_s - start_s) / FADE_S)

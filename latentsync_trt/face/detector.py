@@ -1,4 +1,6 @@
-"""Face detection with MediaPipe's BlazeFace and FaceMesh networks, and its settings; see Bazarevsky et al. 2019."""
+"""Face detection with MediaPipe's BlazeFace and FaceMesh networks, and its settings; see Bazarevsky
+et al. 2019.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,8 @@ from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
-_SAME_BOX_IOU, _KEYPOINTS = 0.3, 6
+_SAME_BOX_IOU = 0.3
+_KEYPOINTS = 6
 _LOGIT_LIMIT = 80.0
 """Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
 _LEAST_LOGIT = 0.0
@@ -24,17 +27,25 @@ _LEAST_LOGIT = 0.0
 _MAX_FACES = 8
 """Most candidates that the mesh network examines per frame or tile, best first."""
 _CERTAIN_LOGIT = 14.0
-"""Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to its region, with
-logits of up to 9.1 in 220 pictures; on those that are not, logits begin at 18.9."""
+"""Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to
+its region, with logits of up to 9.1 in 220 pictures; on those that are not, logits begin at
+18.9.
+"""
 _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
-"""For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
+"""For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to
+converge.
+"""
 _TILE_PX = 480
-"""A tenth of it is the smallest face worth painting: BlazeFace finds 9 of 10 a tenth as high as its square picture."""
+"""A tenth of it is the smallest face worth painting: BlazeFace finds 9 of 10 a tenth as high as its
+square picture.
+"""
 _MOST_ALONG = 9
 """Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
 _OVERLAP = 0.25
-"""So that a face which is too small for the next larger search is whole in one tile, or nearly so."""
+"""So that a face which is too small for the next larger search is whole in one tile, or nearly
+so.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +58,16 @@ class BlazeModel:
     least_score: float
 
 
-# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
+# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2
+# anchors.
 SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
 FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
 
 
 class MediaPipeDetector:
-    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe."""
+    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU;
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         # One CPU thread per graph is enough and leaves the others for other stages.
@@ -73,7 +87,8 @@ class MediaPipeDetector:
 
         Args:
             overview: the whole picture, uint8 `(h, w, 3)` RGB, of any size of at least 192 px.
-            small: whether to search in `tiles`, too, where faces are found that are a twelfth as high.
+            small: whether to search in `tiles`, too, where faces are found that are a twelfth as
+                high.
         """
         faces: list[Face] = []
         scale = np.divide(picture.shape[1::-1], overview.shape[1::-1]).astype(np.float32)
@@ -88,7 +103,9 @@ class MediaPipeDetector:
                 self._confirm(picture, found + np.array([left, top], np.float32), known, faces)
         return faces
 
-    def _confirm(self, picture: Picture, candidates: Float32Array, known: Sequence[Face], faces: list[Face]) -> None:
+    def _confirm(
+        self, picture: Picture, candidates: Float32Array, known: Sequence[Face], faces: list[Face]
+    ) -> None:
         """Adds those of `candidates (n, 4, 2)` to `faces` that have a mesh and are not known."""
         for points in candidates[:_MAX_FACES]:
             if any(_is_inside(points, face) for face in (*known, *faces)):
@@ -104,13 +121,19 @@ class MediaPipeDetector:
     def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
         """The points (x, y) of the face near `around`, float32 `(468, 2)` in pixels, or None."""
         found = self.mesh_in(picture, Region.around(around))
-        return None if found is None else found[0][:, :2]
+        if found is None:
+            return None
+        return found[0][:, :2]
 
     def mesh_in(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
-        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its logit, or None."""
+        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its
+        logit, or None.
+        """
         landmarks, logits = self._graphs[_MESH].run({"image": region.cut(frame)})
         logit = float(logits.item())
-        return (region.mesh(landmarks), logit) if logit >= _LEAST_LOGIT else None
+        if logit >= _LEAST_LOGIT:
+            return (region.mesh(landmarks), logit)
+        return None
 
     def _face_in(self, frame: Picture, region: Region) -> Face | None:
         """The face in or near `region`, which may be upside down there."""
@@ -121,8 +144,10 @@ class MediaPipeDetector:
         return face
 
     def _converged(self, frame: Picture, region: Region) -> tuple[Face | None, float]:
-        """The face in or near `region`, if there is one, and the logit of its score: the mesh runs again on the region
-        of its own result until that stops moving; before, its points lie beside the face although the score is 1."""
+        """The face in or near `region`, if there is one, and the logit of its score: the mesh runs
+        again on the region of its own result until that stops moving; before, its points lie beside
+        the face although the score is 1.
+        """
         for _ in range(_MAX_MESH_RUNS):
             found = self.mesh_in(frame, region)
             if found is None:
@@ -140,9 +165,14 @@ class MediaPipeDetector:
         scale = model.side_px / side
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         square = np.zeros((model.side_px, model.side_px, 3), np.float32)
-        left, top = (model.side_px - size[0]) // 2, (model.side_px - size[1]) // 2
-        square[top : top + size[1], left : left + size[0]] = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
-        image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
+        left = (model.side_px - size[0]) // 2
+        top = (model.side_px - size[1]) // 2
+        square[top : top + size[1], left : left + size[0]] = cv2.resize(
+            frame, size, interpolation=cv2.INTER_AREA
+        )
+        image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(
+            127.5
+        ) - np.float32(1)
         boxes, scores = self._graphs[model.name].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
         return (_decoded(model, boxes[0], scores[0, :, 0]) - offset) * side
@@ -160,24 +190,32 @@ def _anchors(model: BlazeModel) -> Float32Array:
 
 
 def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and right eye, as
-    fractions of the square input. `boxes`: `(anchors, 16)`: center, size, then six key points, in input pixels relative
-    to the anchor's center; `scores`: `(anchors,)` logits."""
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
+    right eye, as fractions of the square input. `boxes`: `(anchors, 16)`: center, size, then six
+    key points, in input pixels relative to the anchor's center; `scores`: `(anchors,)` logits.
+    """
     logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
     probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
     found = np.flatnonzero(probabilities >= model.least_score)
     found = found[np.argsort(-probabilities[found], kind="stable")]
     points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
     middle = _anchors(model)[found]
-    center, half = points[:, 0] + middle, points[:, 1] / 2
-    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
-    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
+    center = points[:, 0] + middle
+    half = points[:, 1] / 2
+    left_eye = points[:, 2] + middle
+    right_eye = points[:, 3] + middle
+    return _merged(
+        probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1)
+    )
 
 
 def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
-    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
+    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores`
+    descend.
+    """
     boxes = faces[:, :2].reshape(-1, 4)
-    means, left = [], np.arange(len(scores))
+    means = []
+    left = np.arange(len(scores))
     while left.size:
         same = np.array([iou(boxes[left[0]], box) > _SAME_BOX_IOU for box in boxes[left]])
         same[0] = True
@@ -189,17 +227,22 @@ def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
 
 def _is_inside(points: Float32Array, face: Face) -> bool:
     """Whether the middle of a candidate's box `points[:2]` is in the middle half of a face's."""
-    middle, center = points[:2].mean(axis=0), (face.box[:2] + face.box[2:]) / 2
+    middle = points[:2].mean(axis=0)
+    center = (face.box[:2] + face.box[2:]) / 2
     return bool((np.abs(middle - center) < (face.box[2:] - face.box[:2]) / 4).all())
 
 
 def tiles(width_px: int, height_px: int) -> list[tuple[int, int, int]]:
-    """Left, top and side of overlapping squares that cover a picture; none for one hardly larger than a tile."""
+    """Left, top and side of overlapping squares that cover a picture; none for one hardly larger
+    than a tile.
+    """
     longest = max(width_px, height_px)
     if longest * (1 - _OVERLAP) < _TILE_PX:
         return []
     side = max(_TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
-    return [(left, top, side) for top in _starts(height_px, side) for left in _starts(width_px, side)]
+    return [
+        (left, top, side) for top in _starts(height_px, side) for left in _starts(width_px, side)
+    ]
 
 
 def _starts(length_px: int, side_px: int) -> list[int]:

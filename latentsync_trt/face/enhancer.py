@@ -9,45 +9,64 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.types import Enhancer, UInt16Array
 
 _GROUP = "latentsync_trt.enhancers"
-"""Entry points of this group name a class, or a function, that makes an `Enhancer` without arguments."""
+"""Entry points of this group name a class, or a function, that makes an `Enhancer` without
+arguments.
+"""
 
 _WHITE = np.float32(65535)
 
 
 def load_enhancer(name: str) -> Enhancer:
-    """The enhancer with the entry point `name`; raises `InputError` if there is none, or it cannot be used."""
+    """The enhancer with the entry point `name`; raises `InputError` if there is none, or it cannot
+    be used.
+    """
     try:
         make: Callable[[], Enhancer] = check_enhancer(name).load()
     except (ImportError, AttributeError) as error:
-        raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
+        raise InputError(
+            f"--enhancer {name}: cannot be imported: {error}; reinstall its package"
+        ) from error
     enhancer = make()
     if not callable(getattr(enhancer, "enhance", None)):
         kind = type(enhancer).__name__
-        raise InputError(f"--enhancer {name}: {kind} has no method `enhance`; install another version of its package")
+        raise InputError(
+            f"--enhancer {name}: {kind} has no method "
+            "`enhance`; install another version of its package"
+        )
     return enhancer
 
 
 def check_enhancer(name: str) -> EntryPoint:
-    """The entry point of an installed enhancer, without importing it; raises `InputError` if there is none."""
+    """The entry point of an installed enhancer, without importing it; raises `InputError` if there
+    is none.
+    """
     installed = entry_points(group=_GROUP)
     if name not in installed.names:
         names = ", ".join(sorted(installed.names)) or "none"
         raise InputError(
-            f"--enhancer {name}: not installed; installed: {names}; install a package that has an entry point of this "
+            f"--enhancer {name}: not installed; installed: {names}; "
+            "install a package that has an entry point of this "
             f"name in the group {_GROUP}"
         )
     return installed[name]
 
 
 def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
-    """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it, perhaps larger.
+    """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it,
+    perhaps larger.
 
-    Raises `InputError` if that is no square RGB picture of at least that size, or holds NaN or infinity.
+    Raises `InputError` if that is no square RGB picture of at least that size, or holds NaN or
+    infinity.
     """
     found = np.asarray(enhancer.enhance(np.asarray(painted / _WHITE, np.float32)))
     is_finite = found.dtype.kind == "f" and bool(np.isfinite(found).all())
     if not is_finite or found.shape != (*found.shape[:1] * 2, 3) or len(found) < len(painted):
-        kind = f"{found.dtype} {found.shape}" if is_finite else f"{found.dtype}, NaN or infinity"
+        if is_finite:
+            kind = f"{found.dtype} {found.shape}"
+        else:
+            kind = f"{found.dtype}, NaN or infinity"
         wanted = f"a float32 array (n, n, 3) in [0, 1], n at least {len(painted)}"
-        raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {kind}; it must return {wanted}")
+        raise InputError(
+            f"enhancer {type(enhancer).__name__}: enhance returned {kind}; it must return {wanted}"
+        )
     return np.rint(np.clip(found, 0, 1) * _WHITE).astype(np.uint16)

@@ -1,13 +1,16 @@
-"""Recognizes people: whether a face is another one than before at the same place, and who it is. No I/O.
+"""Recognizes people: whether a face is another one than before at the same place, and who it is. No
+I/O.
 
-**Cuts.** Neither signal suffices alone: light, captions and backgrounds change the picture around a face, and a fast
-turn of the head changes its landmarks, as much as another person does. Only another person changes both at once. The
-limits were measured on four people at the same place: within a shot (10,000 frames with pans, flashes, noise, moving
-backgrounds, passing people, 4 to 8 pictures per second), and at 180 cuts between them.
+**Cuts.** Neither signal suffices alone: light, captions and backgrounds change the picture around a
+face, and a fast turn of the head changes its landmarks, as much as another person does. Only
+another person changes both at once. The limits were measured on four people at the same place:
+within a shot (10,000 frames with pans, flashes, noise, moving backgrounds, passing people, 4 to 8
+pictures per second), and at 180 cuts between them.
 
-**People** are told apart by their looks: a coarse picture of the upright face and hair, in colors relative to their
-mean, so that brightness and a tint of the light do not count. Measured on six people in 75
-pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or more.
+**People** are told apart by their looks: a coarse picture of the upright face and hair, in colors
+relative to their mean, so that brightness and a tint of the light do not count. Measured on six
+people in 75 pictures: pictures of one person are up to 0.35 apart (95 %), of two people 0.44 or
+more.
 """
 
 from collections import deque
@@ -25,17 +28,26 @@ from numpy.typing import NDArray
 from latentsync_trt.face.geometry import REGION_SCALE, SIDE_PX, Region, overlap
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
 
-_LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
-"""Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
-0.08 and 0.73; both limits together are reached only at 4 pictures per second, and by captions on the face."""
-MOST_COMPARED, _GRADUAL_FACTOR = 12, 1.4
-"""A dissolve of half a second, and pictures blended by a conversion between frame rates, change little at a time.
-Over half a second heads turn, too, so both limits are higher, and the scene must change as well."""
+_LEAST_SHAPE_CHANGE = 0.04
+_LEAST_FACE_CHANGE = 0.4
+"""Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and
+0.28, and moving light 0.08 and 0.73; both limits together are reached only at 4 pictures per
+second, and by captions on the face.
+"""
+MOST_COMPARED = 12
+_GRADUAL_FACTOR = 1.4
+"""A dissolve of half a second, and pictures blended by a conversion between frame rates, change
+little at a time. Over half a second heads turn, too, so both limits are higher, and the scene must
+change as well.
+"""
 _LEAST_SCENE_CHANGE = 0.5
 """Measured: up to 0.37 over half a second of a steady camera."""
-_LEAST_DISSOLVED, _MOST_BESIDE = 0.25, 0.25
-"""How unlike scenes are from a dissolve on, and how far those between may be from a blend of both, in parts of the
-change. Measured: 0.11 to 0.27 in dissolves between filmed people, 0.31 or more where a camera moves, or people do."""
+_LEAST_DISSOLVED = 0.25
+_MOST_BESIDE = 0.25
+"""How unlike scenes are from a dissolve on, and how far those between may be from a blend of both,
+in parts of the change. Measured: 0.11 to 0.27 in dissolves between filmed people, 0.31 or more
+where a camera moves, or people do.
+"""
 _SCENE_STEP_S = Fraction(1, 9)
 """Time between the scenes that are remembered."""
 _DISSOLVE_SCENES = (4, 8, 16)
@@ -44,7 +56,9 @@ _MOST_SCENES = max(_DISSOLVE_SCENES) + 1
 _CELLS = 16
 _SAMPLES_PER_CELL = 4
 _SAMPLES = _SAMPLES_PER_CELL * _CELLS
-"""Per axis: enough to average noise and fine textures, and as fast for an 8K picture as for a small one."""
+"""Per axis: enough to average noise and fine textures, and as fast for an 8K picture as for a small
+one.
+"""
 _LEAST_CONTRAST = 1.0
 """Standard deviation in levels below which a picture is flat: what is left is noise."""
 _LUMA_SIDE_PX = 256
@@ -57,30 +71,38 @@ _SAME_PLACE_IOU = 0.3
 _GRID = 16
 _BLOCK_PX = SIDE_PX // _GRID
 _Y, _X = (np.mgrid[0:_GRID, 0:_GRID] - (_GRID - 1) / 2) / _GRID
-_HALF_WIDTH, _HALF_HEIGHT = 0.39, 0.45
+_HALF_WIDTH = 0.39
+_HALF_HEIGHT = 0.45
 _FACE_AND_HAIR = np.hypot(_X / _HALF_WIDTH, _Y / _HALF_HEIGHT) < 1
 LOOK_REACH = (REGION_SCALE * _HALF_WIDTH, REGION_SCALE * _HALF_HEIGHT)
-"""How far a look reaches from the middle of a face, across and up, in lengths of the longer side of its box."""
+"""How far a look reaches from the middle of a face, across and up, in lengths of the longer side of
+its box.
+"""
 _DARK = 8 / 255
 """Keeps the noise of dark places from counting."""
 _LEAST_COLOR_CONTRAST = 0.1
 """Norm per sample below which a picture is flat."""
-_NEW_LOOK, _MOST_LOOKS = 0.06, 24
+_NEW_LOOK = 0.06
+_MOST_LOOKS = 24
 """Looks of a person that are remembered are at least so different, and at most so many."""
 _STEADY = 0.12
-"""Measured: while people talk, looks of one person differ by 0.08 to 0.15 in the mean over seconds; in a dissolve of a
-second, and while a face comes in at an edge, by 0.3 or more within 0.4 s."""
+"""Measured: while people talk, looks of one person differ by 0.08 to 0.15 in the mean over seconds;
+in a dissolve of a second, and while a face comes in at an edge, by 0.3 or more within 0.4 s.
+"""
 
 Change = Literal["none", "face", "scene"]
-"""What a frame shows, compared with those before: the same person, another one there, or another shot."""
+"""What a frame shows, compared with those before: the same person, another one there, or another
+shot.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
     """What is compared of a frame.
 
-    `scene`: the whole picture; `face`: the upright face and what is around; both luma levels less their mean, float32
-    `(256,)`. `shape (n,)`: the landmarks as x + iy, centered, with a mean square of 1; None if there are none.
+    `scene`: the whole picture; `face`: the upright face and what is around; both luma levels less
+    their mean, float32 `(256,)`. `shape (n,)`: the landmarks as x + iy, centered, with a mean
+    square of 1; None if there are none.
     """
 
     scene: Float32Array
@@ -89,28 +111,44 @@ class Surroundings:
 
 
 class View:
-    """A frame, `picture` with square pixels; luma of `planes`, if given, perhaps with other pixels. `scene`: see
-    `Surroundings`. `look`: of a face, see `look_of`, computed once. `overview`: makes a picture for the search."""
+    """A frame, `picture` with square pixels; luma of `planes`, if given, perhaps with other pixels.
+    `scene`: see `Surroundings`. `look`: of a face, see `look_of`, computed once. `overview`: makes
+    a picture for the search.
+    """
 
     def __init__(
-        self, picture: Picture, planes: YuvPlanes | None, overview: Callable[[], UInt8Array] | None = None
+        self,
+        picture: Picture,
+        planes: YuvPlanes | None,
+        overview: Callable[[], UInt8Array] | None = None,
     ) -> None:
-        self.picture, self._luma = picture, _luma_of(picture, planes)
-        self.look, self.overview = cache(partial(look_of, picture)), overview or partial(np.asarray, picture)
+        self.picture = picture
+        self._luma = _luma_of(picture, planes)
+        self.look = cache(partial(look_of, picture))
+        self.overview = overview or partial(np.asarray, picture)
         samples = np.empty((_SAMPLES, _SAMPLES), np.uint8)
         cv2.resize(self._luma, samples.shape, dst=samples, interpolation=cv2.INTER_LINEAR)
         self.scene = _averaged(samples)
 
     def around(self, face: Face) -> Surroundings:
         luma = self._luma
-        scales = (own / whole for own, whole in zip(luma.shape[1::-1], self.picture.shape[1::-1], strict=False))
-        rows, step = zip(scales, Region.around(face).to_frame().tolist(), strict=True), SIDE_PX / _SAMPLES
+        scales = (
+            own / whole
+            for own, whole in zip(luma.shape[1::-1], self.picture.shape[1::-1], strict=False)
+        )
+        rows = zip(scales, Region.around(face).to_frame().tolist(), strict=True)
+        step = SIDE_PX / _SAMPLES
         matrix = np.array(
-            [[a * step * scale, b * step * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows]
+            [
+                [a * step * scale, b * step * scale, start * scale + (scale - 1) / 2]
+                for scale, (a, b, start) in rows
+            ]
         )
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         around = np.empty((_SAMPLES, _SAMPLES), np.uint8)
-        cv2.warpAffine(luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+        cv2.warpAffine(
+            luma, matrix, around.shape, dst=around, flags=flags, borderMode=cv2.BORDER_REPLICATE
+        )
         if face.landmarks is None:
             return Surroundings(self.scene, _averaged(around), None)
         shape: Complex128Array = face.landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
@@ -124,12 +162,16 @@ def change_of(shot: Sequence[Surroundings], now: Surroundings) -> Change:
     """Compares a frame with the last `MOST_COMPARED` before it in its shot, at least one."""
     elsewhere = is_elsewhere(shot[0].scene, now.scene)
     if _is_another(shot[-1], now) or (elsewhere and _is_another(shot[0], now, _GRADUAL_FACTOR)):
-        return "scene" if elsewhere else "face"
+        if elsewhere:
+            return "scene"
+        return "face"
     return "none"
 
 
 class Past:
-    """Scenes of the last two seconds of a shot, which tell a dissolve: all pictures in it are between two others."""
+    """Scenes of the last two seconds of a shot, which tell a dissolve: all pictures in it are
+    between two others.
+    """
 
     def __init__(self) -> None:
         self._scenes: deque[tuple[Fraction, Float32Array]] = deque(maxlen=_MOST_SCENES)
@@ -142,7 +184,9 @@ class Past:
     def is_dissolved(self, now: Float32Array, time_s: Fraction) -> bool:
         """Whether the scene of a time has become `now` by a dissolve."""
         scenes = [scene for before_s, scene in self._scenes if time_s - before_s >= _SCENE_STEP_S]
-        return any(_is_dissolve(scenes[-count:], now) for count in _DISSOLVE_SCENES if count <= len(scenes))
+        return any(
+            _is_dissolve(scenes[-count:], now) for count in _DISSOLVE_SCENES if count <= len(scenes)
+        )
 
 
 def _is_dissolve(scenes: Sequence[Float32Array], now: Float32Array) -> bool:
@@ -175,13 +219,19 @@ def _luma_of(picture: Picture, planes: YuvPlanes | None) -> UInt8Array:
 
 
 def _unlikeness(before: Float32Array, now: Float32Array) -> float:
-    """1 − correlation of two pictures, so that brightness and contrast do not count; 0 if one is flat."""
+    """1 − correlation of two pictures, so that brightness and contrast do not count; 0 if one is
+    flat.
+    """
     contrast = sqrt(float(before @ before) * float(now @ now))
-    return 0.0 if contrast < _LEAST_CONTRAST**2 * now.size else 1.0 - float(before @ now) / contrast
+    if contrast < _LEAST_CONTRAST**2 * now.size:
+        return 0.0
+    return 1.0 - float(before @ now) / contrast
 
 
 def shape_change(before: Complex128Array | None, now: Complex128Array | None) -> float:
-    """Root-mean-square distance of two shapes after the best similarity transform, 0 to 1; 1 if one is unknown."""
+    """Root-mean-square distance of two shapes after the best similarity transform, 0 to 1; 1 if one
+    is unknown.
+    """
     if before is None or now is None or before.shape != now.shape:
         return 1.0
     likeness = abs(complex((before.conj() * now).mean()))
@@ -207,15 +257,17 @@ def look_of(picture: Picture, face: Face) -> Float32Array | None:
     levels = np.log(grid[:, _FACE_AND_HAIR] + _DARK)
     levels -= levels.mean(axis=1, keepdims=True)
     size = float(np.linalg.norm(levels))
-    return None if size < _LEAST_COLOR_CONTRAST * levels.size**0.5 else np.asarray(levels.ravel() / size, np.float32)
+    if size < _LEAST_COLOR_CONTRAST * levels.size**0.5:
+        return None
+    return np.asarray(levels.ravel() / size, np.float32)
 
 
 class Person:
     """Someone who was seen, by `number`, and remembered by looks and the last face.
 
-    As long as all looks are doubtful, for the face is partly hidden, or changes, each is learned. The first certain one
-    replaces them; from then on, a doubtful one is learned only if it is like a certain one, so that a person does not
-    become another one little by little.
+    As long as all looks are doubtful, for the face is partly hidden, or changes, each is learned.
+    The first certain one replaces them; from then on, a doubtful one is learned only if it is like
+    a certain one, so that a person does not become another one little by little.
     """
 
     def __init__(self, number: int, face: Face) -> None:
@@ -237,8 +289,12 @@ class Person:
         return self.distance(look) <= (SAME_PLACE_AND_PERSON if here else _SAME_PERSON)
 
     def distance(self, look: Float32Array | None) -> float:
-        """How unlike the person's other looks this one is: 0 = the same, 1 = unrelated; 0 where nothing is known."""
-        return 0.0 if look is None else _distance(self._looks, look)
+        """How unlike the person's other looks this one is: 0 = the same, 1 = unrelated; 0 where
+        nothing is known.
+        """
+        if look is None:
+            return 0.0
+        return _distance(self._looks, look)
 
     def learn(self, face: Face, look: Float32Array | None, *, is_certain: bool) -> None:
         """Remembers where the person was seen last, and how, if there is a look."""
@@ -270,20 +326,29 @@ def are_alike(one: Float32Array | None, other: Float32Array | None) -> bool:
 
 def _distance(looks: Sequence[Float32Array], look: Float32Array) -> float:
     """To the nearest of some looks; 0 if there are none."""
-    return 1.0 - float(np.max(np.stack(looks) @ look)) if looks else 0.0
+    if looks:
+        return 1.0 - float(np.max(np.stack(looks) @ look))
+    return 0.0
 
 
 class Steady:
-    """Whether a face has looked the same for a while: then nothing covers it, no light flashes, and it does not change
-    into another one."""
+    """Whether a face has looked the same for a while: then nothing covers it, no light flashes, and
+    it does not change into another one.
+    """
 
     def __init__(self) -> None:
         self._look: Float32Array | None = None
         self._since_s = Fraction(0)
 
     def lasts_s(self, look: Float32Array | None, time_s: Fraction) -> Fraction:
-        """How long the face has had about the `look` that it has at `time_s`; None = no look, which does not last."""
-        is_same = look is not None and self._look is not None and 1.0 - float(self._look @ look) <= _STEADY
+        """How long the face has had about the `look` that it has at `time_s`; None = no look, which
+        does not last.
+        """
+        is_same = (
+            look is not None
+            and self._look is not None
+            and 1.0 - float(self._look @ look) <= _STEADY
+        )
         if not is_same:
             self._look = look
             self._since_s = time_s

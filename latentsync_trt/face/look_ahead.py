@@ -1,4 +1,6 @@
-"""Gives each frame back with its faces, when those of the next half second are known: bridges short gaps."""
+"""Gives each frame back with its faces, when those of the next half second are known: bridges short
+gaps.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -30,7 +32,9 @@ class _Held:
         return True
 
     def revise(self, later: TrackedDetection) -> None:
-        """Takes what is known of a face in a later frame of the track, unless the person is seen elsewhere here."""
+        """Takes what is known of a face in a later frame of the track, unless the person is seen
+        elsewhere here.
+        """
         face = self.faces.pop(later.track_id, None)
         if face is not None and all(other.person != later.person for other in self.faces.values()):
             self.faces[face.track_id] = replace(later, face=face.face)
@@ -39,16 +43,21 @@ class _Held:
 class LookAhead:
     """Gives each frame back with its faces, after at most half a second of others.
 
-    Where a track has a gap, its face is interpolated, unless the picture there does not look like it. A face that was
-    found by a search, which runs every half second only, is followed back to where it appears.
+    Where a track has a gap, its face is interpolated, unless the picture there does not look like
+    it. A face that was found by a search, which runs every half second only, is followed back to
+    where it appears.
     """
 
     def __init__(self, tracker: FaceTracker) -> None:
         self._tracker = tracker
         self._held: deque[_Held] = deque()
 
-    def push(self, frame: Frame, picture: Picture, seen: FrameFaces) -> list[tuple[Frame, FrameFaces]]:
-        """Adds the next frame, whose `picture` has square pixels; returns those that need not wait any longer."""
+    def push(
+        self, frame: Frame, picture: Picture, seen: FrameFaces
+    ) -> list[tuple[Frame, FrameFaces]]:
+        """Adds the next frame, whose `picture` has square pixels; returns those that need not wait
+        any longer.
+        """
         now = _Held(frame, picture, seen, {})
         for sighting in seen.faces:
             for held in self._held:
@@ -73,10 +82,16 @@ class LookAhead:
             left.append((held.frame, replace(held.seen, faces=tuple(held.faces.values()))))
         return left
 
-    def _bridge(self, last: _Held, gap: Sequence[_Held], now: _Held, after: TrackedDetection) -> None:
-        before, start_s, end_s = last.faces[after.track_id], last.frame.time_s, now.frame.time_s
+    def _bridge(
+        self, last: _Held, gap: Sequence[_Held], now: _Held, after: TrackedDetection
+    ) -> None:
+        before = last.faces[after.track_id]
+        start_s = last.frame.time_s
+        end_s = now.frame.time_s
         for held in gap:
-            face = between(before.face, after.face, float((held.frame.time_s - start_s) / (end_s - start_s)))
+            face = between(
+                before.face, after.face, float((held.frame.time_s - start_s) / (end_s - start_s))
+            )
             if self._tracker.is_seen(held.picture, face, after.person):
                 held.add(replace(after, face=face))
 

@@ -1,6 +1,8 @@
-"""Pastes painted faces into the frames of a clip, of which only the rectangle around the face is read.
+"""Pastes painted faces into the frames of a clip, of which only the rectangle around the face is
+read.
 
-OpenCV's results go where there is memory (`dst`): else each call asks for Python's lock once more, for which all wait.
+OpenCV's results go where there is memory (`dst`): else each call asks for Python's lock once more,
+for which all wait.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,15 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import POINTS
 from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, scene_of
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Patch, Picture, UInt16Array
+from latentsync_trt.types import (
+    AlignedFace,
+    Face,
+    Float32Array,
+    Float64Array,
+    Patch,
+    Picture,
+    UInt16Array,
+)
 
 _RESIZE_GRAPH = Path(__file__).resolve().parents[1] / "assets" / "graphs" / "resize.onnx"
 
@@ -27,7 +37,9 @@ _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
 _FEATHER_PERCENT = 1.25
-"""The mouth mask fades over this part of the pasted square's side: the seam is hidden, and the source's lips are."""
+"""The mouth mask fades over this part of the pasted square's side: the seam is hidden, and the
+source's lips are.
+"""
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
 
@@ -35,7 +47,9 @@ _SPREAD_PX = 1
 _WARP_MARGIN_PX = 2
 
 _VISIBLE = 0.5 / 255
-"""Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
+"""Smaller opacities change a sample by less than half an 8-bit level: no step that one could see,
+at any depth.
+"""
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
 
@@ -43,16 +57,19 @@ _CHIN_PERCENT = 2.0
 _REACH_PX = (2 * _FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
 
 _HALF_LIVES_S = (0.04, 0.04, 0.125)
-"""In the running means of both outlines and the color: light changes slowly, and its estimates are noisy."""
+"""In the running means of both outlines and the color: light changes slowly, and its estimates are
+noisy.
+"""
 _MEMORY_S = 1
 """The state of tracks that ended is dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """How what is pasted is fitted in. `outlines`, `within`: shapes `(n, 2)` in frame pixels; where given, it fades out
-    before the edge of the union of `outlines`, and nothing changes outside that of `within`. `gain_and_offset (2, 3)`:
-    of each channel, in levels; None = 1 and 0."""
+    """How what is pasted is fitted in. `outlines`, `within`: shapes `(n, 2)` in frame pixels; where
+    given, it fades out before the edge of the union of `outlines`, and nothing changes outside that
+    of `within`. `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
+    """
 
     outlines: tuple[Float32Array, ...] = ()
     within: tuple[Float32Array, ...] = ()
@@ -61,9 +78,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InspectedFace:
-    """What a frame alone tells of a painted face. `to_frame (2, 3)`: scene → frame pixels. `painted_mesh`: FaceMesh's
-    points of it, float32 `(468, 2)` in frame pixels, None where there is no face. `outlines (36, 2)`: of the frame's
-    own face and the painted one in the scene. `within`: see `Finish`. `color`: see `correction`."""
+    """What a frame alone tells of a painted face. `to_frame (2, 3)`: scene → frame pixels.
+    `painted_mesh`: FaceMesh's points of it, float32 `(468, 2)` in frame pixels, None where there is
+    no face. `outlines (36, 2)`: of the frame's own face and the painted one in the scene. `within`:
+    see `Finish`. `color`: see `correction`.
+    """
 
     to_frame: Float64Array
     painted_mesh: Float32Array | None
@@ -73,75 +92,105 @@ class InspectedFace:
 
 
 class Paster:
-    """How painted faces are fitted in: each by `inspect_face`, in any thread, then in order by `finish`.
+    """How painted faces are fitted in: each by `inspect_face`, in any thread, then in order by
+    `finish`.
 
     Args:
         mesher: finds the outline of painted faces.
-        paste: "face" pastes within the outline of the source's and the painted face, "mask" all that was painted.
+        paste: "face" pastes within the outline of the source's and the painted face, "mask" all
+            that was painted.
     """
 
     def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
-        self._mesher, self._whole = mesher, paste == "mask"
-        # Of each: the time and the running means of the outlines `(36, 2)` in scene pixels, and of the color.
+        self._mesher = mesher
+        self._whole = paste == "mask"
+        # Of each: the time and the running means of the outlines `(36, 2)` in scene pixels, and of
+        # the color.
         self._tracks: dict[int, tuple[Fraction, tuple[Float32Array | None, ...]]] = {}
 
-    def inspect_face(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> InspectedFace:
+    def inspect_face(
+        self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face
+    ) -> InspectedFace:
         """What `finish` needs of the frame; more than half of the work."""
         matrix, source, result = scene_of(picture, face, painted)
-        around, to_frame = align.moved_face(tracked, matrix), align.inverse(matrix)
-        own, new = around.landmarks, self._mesher.mesh(result, around)
+        around = align.moved_face(tracked, matrix)
+        to_frame = align.inverse(matrix)
+        own = around.landmarks
+        new = self._mesher.mesh(result, around)
         if own is None or own.shape != (POINTS, 2):
             own = self._mesher.mesh(source, around)
         outlines = tuple(None if mesh is None else mesh[OVAL] for mesh in (own, new))
         within = self._to_paste(outlines, to_frame)
-        color = None if own is None or new is None else correction(source, result, len(face.image), (own, new))
-        return InspectedFace(to_frame, None if new is None else align.moved(new, to_frame), outlines, within, color)
+        color = (
+            None
+            if own is None or new is None
+            else correction(source, result, len(face.image), (own, new))
+        )
+        return InspectedFace(
+            to_frame, None if new is None else align.moved(new, to_frame), outlines, within, color
+        )
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
         self._tracks.clear()
 
     def finish(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Finish:
-        """By the running means of a track with a new frame, at `time_s`, not before that of the last one. The mask
-        alone decides where no outline is known."""
+        """By the running means of a track with a new frame, at `time_s`, not before that of the
+        last one. The mask alone decides where no outline is known.
+        """
         found = (*inspected.outlines, inspected.color)
-        self._tracks = {key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S}
+        self._tracks = {
+            key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S
+        }
         last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
         passed_s = float(time_s - last_s)
         each = zip(old, found, _HALF_LIVES_S, strict=True)
-        means = tuple(_mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each)
+        means = tuple(
+            _mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each
+        )
         self._tracks[track_id] = time_s, means
         *outlines, color = means
         return Finish(self._to_paste(outlines, inspected.to_frame), inspected.within, color)
 
-    def _to_paste(self, outlines: Sequence[Float32Array | None], back: Float64Array) -> tuple[Float32Array, ...]:
-        """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if unknown."""
+    def _to_paste(
+        self, outlines: Sequence[Float32Array | None], back: Float64Array
+    ) -> tuple[Float32Array, ...]:
+        """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if
+        unknown.
+        """
         source, painted = outlines
         if self._whole or source is None:
             return ()
         return tuple(
-            align.moved(each, back) for each in covering(source, source if painted is None else painted, _REACH_PX)
+            align.moved(each, back)
+            for each in covering(source, source if painted is None else painted, _REACH_PX)
         )
 
 
 def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Float32Array | None:
     if old is None or new is None:
-        return new if old is None else old
+        if old is None:
+            return new
+        return old
     return np.asarray(new + kept * (old - new), np.float32)
 
 
-def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, finish: Finish = Finish()) -> Patch:
+def composite(
+    frame: Picture, face: AlignedFace, painted: UInt16Array, finish: Finish = Finish()
+) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
-    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
-    the picture and fades inwards, so that no pixel outside the region changes.
+    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
+    is warped back like the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
         frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it, R × R; may lie partly outside.
-        painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
+        painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge
+            it.
     """
-    # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the frame, as warping would
-    # skip pixels. `steps`: how many frame pixels a step along the crop's rows and columns takes.
+    # The crop's size, as enlarged as what was painted; smaller where a side is shorter in the
+    # frame, as warping would skip pixels. `steps`: how many frame pixels a step along the crop's
+    # rows and columns takes.
     resolution_px = len(face.image)
     enlarged = len(painted) / resolution_px
     sides = zip(face.crop_size_px, align.steps(align.inverse(face.matrix)), strict=True)
@@ -154,13 +203,16 @@ def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, finish: F
 @lru_cache(maxsize=8)  # most faces are larger than the network's, and keep one size
 def _opacity(resolution_px: int, size_px: tuple[int, int]) -> Float32Array:
     """How much of a crop of this size (width, height) shows, float32 `(h, w)` in [0, 1]."""
-    return np.clip(resize_antialiased(1 - align.mouth_mask(resolution_px)[..., None], size_px)[..., 0], 0, 1)
+    return np.clip(
+        resize_antialiased(1 - align.mouth_mask(resolution_px)[..., None], size_px)[..., 0], 0, 1
+    )
 
 
 def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
-    """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`, of `image`, float32
-    `(H, W, C)`, to width and height; values may overshoot. By a small graph, in half the time of other libraries'
-    filters. Thread-safe."""
+    """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`, of
+    `image`, float32 `(H, W, C)`, to width and height; values may overshoot. By a small graph, in
+    half the time of other libraries' filters. Thread-safe.
+    """
     (resized,) = _resizer().run({"image": image[None], "size": np.array(size_px[::-1], np.int64)})
     return np.asarray(resized[0], np.float32)
 
@@ -180,17 +232,26 @@ def paste(
     """Warps an upright crop into the frame with a soft edge.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB. crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
+        frame: uint8 `(H, W, 3)` RGB. crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after
+            interpolation.
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
-        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the edge of a crop.
+        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the
+            edge of a crop.
     """
     height, width = crop.shape[:2]
-    left, top, right, bottom = align.frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
+    left, top, right, bottom = align.frame_rectangle(
+        matrix, (width, height), frame.shape, _WARP_MARGIN_PX
+    )
     if left >= right or top >= bottom:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), np.zeros((0, 0), np.float32))
-    place, corner = align.shifted(matrix, left, top), np.array([left, top], np.float32)
-    outlines, within = ([each - corner for each in shapes] for shapes in (finish.outlines, finish.within))
-    weight = _weight(opacity, (width, height), place, (right - left, bottom - top), outlines, within)
+    place = align.shifted(matrix, left, top)
+    corner = np.array([left, top], np.float32)
+    outlines, within = (
+        [each - corner for each in shapes] for shapes in (finish.outlines, finish.within)
+    )
+    weight = _weight(
+        opacity, (width, height), place, (right - left, bottom - top), outlines, within
+    )
     x, y, wide, high = cv2.boundingRect((weight != 0).view(np.uint8))
     weight = weight[y : y + high, x : x + wide]
     if not weight.size:
@@ -213,15 +274,20 @@ def _weight(
     outlines: list[Float32Array],
     within: list[Float32Array],
 ) -> Float32Array:
-    """The patch's weights in a part of the frame of `size` (width, height); `place`: its pixels → crop pixels."""
-    # The crop's area in the frame without its interpolated border, and the sides of a square with this area, which
-    # differ where pixels are not square.
-    inside = _eroded(_warp(np.ones(crop_px[::-1], np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
+    """The patch's weights in a part of the frame of `size` (width, height); `place`: its pixels →
+    crop pixels.
+    """
+    # The crop's area in the frame without its interpolated border, and the sides of a square with
+    # this area, which differ where pixels are not square.
+    inside = _eroded(
+        _warp(np.ones(crop_px[::-1], np.float32), place, size), (_BORDER_EROSION_PX,) * 2
+    )
     area = cv2.sumElems(inside)[0]
     wide, high = align.steps(place)
     aspect = round(wide / high, 6)  # exactly 1 for square pixels
     sides_px = isqrt(int(area / aspect)), isqrt(int(area * aspect))
-    # The crop fades out before its border, except at the edges of the frame, where the face continues.
+    # The crop fades out before its border, except at the edges of the frame, where the face
+    # continues.
     x, y = (side // _EDGE_DIVISOR for side in sides_px)
     weight = _blurred(_eroded(inside, (2 * x, 2 * y)), (x, y))
     if opacity is not None:
@@ -239,20 +305,30 @@ def _weight(
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
-    """Samples `image` at a rectangle of `size` (width, height); `matrix`: its pixels → image pixels; 0 outside."""
+    """Samples `image` at a rectangle of `size` (width, height); `matrix`: its pixels → image
+    pixels; 0 outside.
+    """
     found = np.empty((size[1], size[0], *image.shape[2:]), np.float32)
-    return np.asarray(cv2.warpAffine(image, matrix, size, found, cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP), np.float32)
+    return np.asarray(
+        cv2.warpAffine(image, matrix, size, found, cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP),
+        np.float32,
+    )
 
 
 def _eroded(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
-    """Changes `image` to the minima over a rectangle of `size_px` (width, height); pixels outside it are ignored."""
+    """Changes `image` to the minima over a rectangle of `size_px` (width, height); pixels outside
+    it are ignored.
+    """
     kernel = np.ones((max(size_px[1], 1), max(size_px[0], 1)), np.uint8)
     return np.asarray(cv2.erode(image, kernel, dst=image), np.float32)
 
 
 def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
-    """Blurs `image` over 2·radius + 1 pixels in x and y, by a Gaussian with OpenCV's deviation for that size."""
+    """Blurs `image` over 2·radius + 1 pixels in x and y, by a Gaussian with OpenCV's deviation for
+    that size.
+    """
     x, y = radius_px
-    sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)  # OpenCV's default differs for small kernels
+    # OpenCV's default differs for small kernels
+    sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)
     blurred = cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, dst=image, sigmaY=sigma_y)
     return np.asarray(blurred, np.float32)

@@ -1,4 +1,6 @@
-"""The people of a clip: their numbers, portraits, what is known of each, and what was seen of faces."""
+"""The people of a clip: their numbers, portraits, what is known of each, and what was seen of
+faces.
+"""
 
 from array import array
 from collections import Counter
@@ -21,27 +23,34 @@ PORTRAIT_PX = 256
 """Side of a portrait."""
 _PORTRAIT_SCALE = 1.7
 _BETTER = 1.1
-"""A portrait is replaced by one that is better by this factor; else every frame of a zoom would be cut out."""
+"""A portrait is replaced by one that is better by this factor; else every frame of a zoom would be
+cut out.
+"""
 _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
 _FRONTAL_TURN = 0.25
 """About 25°."""
 _MOST_TURNED = 0.25
-"""Share of the frames from which on a picture seems to be turned: a person who lies down for a while is not."""
+"""Share of the frames from which on a picture seems to be turned: a person who lies down for a
+while is not.
+"""
 _TURNS = {
     90: ("by 90° counterclockwise", "transpose=2"),
     180: ("by 180°", "hflip,vflip"),
     270: ("by 90° clockwise", "transpose=1"),
 }
-"""What turns faces upright that are turned clockwise by so much, in words and as FFmpeg's filters."""
+"""What turns faces upright that are turned clockwise by so much, in words and as FFmpeg's
+filters.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PersonSummary:
-    """One person of a clip, by `number`. `times_s`, `speaks`: begin and end of each time it is seen, and speaks.
+    """One person of a clip, by `number`. `times_s`, `speaks`: begin and end of each time it is
+    seen, and speaks.
 
-    `seen_s`: sum of the former. `height_px`: of the face, the median. `frontal`: share of the time in which the face
-    looks into the camera, or less than about 25° aside.
+    `seen_s`: sum of the former. `height_px`: of the face, the median. `frontal`: share of the time
+    in which the face looks into the camera, or less than about 25° aside.
     """
 
     number: int
@@ -61,14 +70,16 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
         rows = np.concatenate(spans)
         frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
         height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
-        seen_s, speaks = sum(end - start for start, end in times_s), tracks.times_of(number)
+        seen_s = sum(end - start for start, end in times_s)
+        speaks = tracks.times_of(number)
         found.append(PersonSummary(number, times_s, seen_s, height_px, frontal, speaks))
     return found
 
 
 class FoundPeople:
-    """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal one; needs 120
-    bytes for each face in each frame."""
+    """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal
+    one; needs 120 bytes for each face in each frame.
+    """
 
     def __init__(self) -> None:
         self.tracks: dict[int, tuple[int, array[float]]] = {}
@@ -80,8 +91,14 @@ class FoundPeople:
         time_s = round(float(source_s), 6)
         self._shots_s.setdefault(seen.shot, time_s)
         for one in seen.faces:
-            face, person = one.face, one.person
-            row = time_s, *face.box.tolist(), *face.points.ravel().tolist(), *mouth_of(face.landmarks)
+            face = one.face
+            person = one.person
+            row = (
+                time_s,
+                *face.box.tolist(),
+                *face.points.ravel().tolist(),
+                *mouth_of(face.landmarks),
+            )
             _, rows = self.tracks.get(one.track_id, (person, array("d")))
             rows.extend(row)
             self.tracks[one.track_id] = person, rows
@@ -90,12 +107,18 @@ class FoundPeople:
                 self._portraits[person] = score, _portrait(picture(), face)
 
     def result(self, clip: ClipMark) -> tuple[Tracks, dict[int, UInt8Array]]:
-        """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of those hardly seen."""
+        """All tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB, but of
+        those hardly seen.
+        """
         found = self._apart()
         seen_s = dict.fromkeys((person for person, _ in found), 0.0)
         for person, rows in found:
             seen_s[person] += float(rows[-1, 0] - rows[0, 0])
-        lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
+        lasting = [
+            person
+            for person, time_s in seen_s.items()
+            if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))
+        ]
         numbers = {person: number for number, person in enumerate(lasting)}
         spans = tuple(
             FaceSpan(numbers[person], rows[:, :COLUMNS], rows[:, COLUMNS:])
@@ -106,10 +129,12 @@ class FoundPeople:
         return Tracks(clip, tuple(self._shots_s.values()), spans), portraits
 
     def _apart(self) -> list[tuple[int, Float64Array]]:
-        """Person and rows of each track, by their first time; nobody is at two places, even where a face was only later
-        recognized as that of somebody who was seen elsewhere before."""
+        """Person and rows of each track, by their first time; nobody is at two places, even where a
+        face was only later recognized as that of somebody who was seen elsewhere before.
+        """
         all_rows = [
-            (person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)) for person, rows in self.tracks.values()
+            (person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES))
+            for person, rows in self.tracks.values()
         ]
         all_rows.sort(key=lambda one: float(one[1][0, 0]))
         ends_s: dict[int, float] = {}
@@ -138,8 +163,10 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
 
 @dataclass(slots=True, eq=False)
 class FaceStats:
-    """What was seen of faces in all frames that were added, in their order. `turned`: how many frames only show faces
-    that are turned, by the angle. `untouched`: the times at which faces were wanted, but none was chosen."""
+    """What was seen of faces in all frames that were added, in their order. `turned`: how many
+    frames only show faces that are turned, by the angle. `untouched`: the times at which faces were
+    wanted, but none was chosen.
+    """
 
     frames: int = 0
     frames_with_face: int = 0
@@ -161,17 +188,26 @@ class FaceStats:
         if has_face:
             return
         reason = "other faces" if seen.faces else seen.why_none
-        start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
-        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (reason, start_s):
+        start_s = float(frame.time_s)
+        end_s = float(frame.time_s + frame.duration_s)
+        if self.untouched and (self.untouched[-1].reason, self.untouched[-1].end_s) == (
+            reason,
+            start_s,
+        ):
             start_s = self.untouched.pop().start_s
         self.untouched.append(Interval(start_s, end_s, reason))
 
     def turned_notice(self, video: Path) -> str | None:
-        """What to say about a `video` that seems to lie on its side, although a tilted head looks upright at times."""
+        """What to say about a `video` that seems to lie on its side, although a tilted head looks
+        upright at times.
+        """
         count = self.turned.total()
         if count <= _MOST_TURNED * self.searched:
             return None
-        shown = f"{count} of the {self.searched} frames searched show only faces on their side or upside down"
+        shown = (
+            f"{count} of the {self.searched} frames searched "
+            "show only faces on their side or upside down"
+        )
         return f"{video.name}: {shown}; {self._cure(video)}"
 
     def _cure(self, video: Path) -> str:
@@ -187,10 +223,18 @@ class FaceStats:
             part = "is in the part that is synced; give another --start or --end"
             return NoFaceError(f"{video}: none of its {self.frames} frames {part}", usage=True)
         if self.most_faces:
-            return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
+            return NoFaceError(
+                f"{video}: shows faces, but never the chosen "
+                "one; latentsync-trt faces shows them all"
+            )
         searched = f"any of the {self.searched} frames searched"
         if self.turned:
-            none = f"no upright face in {searched}, but {self.turned.total()} with one on its side or upside down"
+            none = (
+                f"no upright face in {searched}, but "
+                f"{self.turned.total()} with one on its side or upside down"
+            )
             return NoFaceError(f"{video}: {none}; {self._cure(video)}")
         least = f"be at least {LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
-        return NoFaceError(f"{video}: no face in {searched}; a face must look at the camera, and {least}")
+        return NoFaceError(
+            f"{video}: no face in {searched}; a face must look at the camera, and {least}"
+        )

@@ -1,4 +1,6 @@
-"""A small picture of a head before and after painting: the faces' outlines in it, and a color correction. Pure."""
+"""A small picture of a head before and after painting: the faces' outlines in it, and a color
+correction. Pure.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,12 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.face.align import cut, mouth_mask, rescaled
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
+from latentsync_trt.types import (
+    AlignedFace,
+    Float32Array,
+    Float64Array,
+    Picture,
+    UInt8Array,
+    UInt16Array,
+)
 
 SIDE_PX = 224
 CROP_PX = (120, 160)
-_LEFT_PX, _TOP_PX = 50, 42
-"""Size and place of the crop: around it the whole head is seen, at about the size that the mesh network takes."""
+_LEFT_PX = 50
+_TOP_PX = 42
+"""Size and place of the crop: around it the whole head is seen, at about the size that the mesh
+network takes.
+"""
 _CROP = slice(_TOP_PX, _TOP_PX + CROP_PX[1]), slice(_LEFT_PX, _LEFT_PX + CROP_PX[0])
 
 OVAL = np.array(
@@ -23,22 +35,37 @@ OVAL = np.array(
     ]
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
-_LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
+_LIPS = np.array(
+    [
+        *(61, 185, 40, 39, 37, 0, 267, 269, 270, 409),
+        *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146),
+    ]
+)
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
-_SIDE, _BELOW = 0.6, 0.85
-"""Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
-_FROM, _TO = 0.25, 0.6
-"""Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
-the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
+_SIDE = 0.6
+_BELOW = 0.85
+"""Vertical components of directions, as seen from the center: from the one to the other, jaws
+become chins.
+"""
+_FROM = 0.25
+_TO = 0.6
+"""Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the
+lower chin; above the other all of the reach is needed. Less would leave a part of the lower chin,
+as a line.
+"""
 _LEAST_LENGTH = 1e-12
 """Squared, of an edge; equal corners have none."""
 _SUBPIXEL_BITS = 4
 _SHRINK = 2
-"""Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
+"""Faces are compared at half the scene's size: textures, which a network blurs, do not count as
+contrast.
+"""
 _WIDTH_PX = 6
 """Width of the ring in which they are compared: a tenth of the crop."""
-_INNER, _INSIDE, _AROUND = (np.ones((side_px, side_px), np.uint8) for side_px in (2 * _WIDTH_PX + 1, 3, 5))
+_INNER, _INSIDE, _AROUND = (
+    np.ones((side_px, side_px), np.uint8) for side_px in (2 * _WIDTH_PX + 1, 3, 5)
+)
 
 _HALF = 128
 """Of 255: pixels that are covered by half."""
@@ -47,23 +74,34 @@ _LEAST_PX = 40
 _RIDGE = 100.0
 """Variance in levels² below which a difference in contrast says little."""
 _SAME_SHARE = 0.85
-"""Part of the ring that is compared, without the pixels that differ most: hair or another chin, not skin."""
-_MOST_GAIN, _MOST_SHIFT = 1.2, 20.0
+"""Part of the ring that is compared, without the pixels that differ most: hair or another chin, not
+skin.
+"""
+_MOST_GAIN = 1.2
+_MOST_SHIFT = 20.0
 """Larger corrections, in 8-bit levels, mean that the two do not show the same."""
 
 
 @lru_cache(maxsize=2)
 def _generated(resolution_px: int) -> UInt8Array:
-    """255 where a scene differs after painting at a network's resolution, else 0: uint8 `(224, 224)`."""
+    """255 where a scene differs after painting at a network's resolution, else 0: uint8 `(224,
+    224)`.
+    """
     generated = np.zeros((SIDE_PX, SIDE_PX), np.uint8)
-    generated[_CROP][cv2.resize(mouth_mask(resolution_px), CROP_PX, interpolation=cv2.INTER_AREA) < 0.5] = 255
+    generated[_CROP][
+        cv2.resize(mouth_mask(resolution_px), CROP_PX, interpolation=cv2.INTER_AREA) < 0.5
+    ] = 255
     return generated
 
 
-def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array) -> tuple[Float64Array, UInt8Array, UInt8Array]:
-    """The head around an aligned `face`, before and after it was `painted`, uint16 `(r, r, 3)` RGB, 257 × level.
+def scene_of(
+    picture: Picture, face: AlignedFace, painted: UInt16Array
+) -> tuple[Float64Array, UInt8Array, UInt8Array]:
+    """The head around an aligned `face`, before and after it was `painted`, uint16 `(r, r, 3)` RGB,
+    257 × level.
 
-    Returns `(2, 3)`, frame → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside the frame.
+    Returns `(2, 3)`, frame → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside
+    the frame.
     """
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
@@ -76,13 +114,18 @@ def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array) -> tuple
     return matrix, source, result
 
 
-def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:
-    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is clearly higher.
+def covering(
+    source: Float32Array, painted: Float32Array, reach_px: float
+) -> tuple[Float32Array, Float32Array]:
+    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is
+    clearly higher.
 
-    What is pasted fades out before the edge of the outlines' union, so the source's chin would remain as a second one.
-    It is extended over the neck by at most `reach_px`, not over what is beside the face.
+    What is pasted fades out before the edge of the outlines' union, so the source's chin would
+    remain as a second one. It is extended over the neck by at most `reach_px`, not over what is
+    beside the face.
     """
-    points, outline = _as_complex(source), _as_complex(painted)
+    points = _as_complex(source)
+    outline = _as_complex(painted)
     away = points - outline.mean()
     away /= np.maximum(np.abs(away), 1e-6)
     below = np.clip((away.imag - _SIDE) / (_BELOW - _SIDE), 0, 1)
@@ -91,7 +134,9 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
         return source, painted
     chin = slice(places[0], places[-1] + 1)
     parts = outside_px(source[chin], painted) / reach_px
-    points[chin] += away[chin] * (below[chin] * reach_px * np.clip((parts - _FROM) / (_TO - _FROM), 0, 1))
+    points[chin] += away[chin] * (
+        below[chin] * reach_px * np.clip((parts - _FROM) / (_TO - _FROM), 0, 1)
+    )
     return points.view(np.float64).astype(np.float32).reshape(source.shape), painted
 
 
@@ -101,7 +146,9 @@ def _as_complex(points: Float32Array) -> NDArray[np.complex128]:
 
 
 def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
-    """Distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative inside; float64 `(k,)`."""
+    """Distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative inside;
+    float64 `(k,)`.
+    """
     closed = _as_complex(np.concatenate([outline, outline[:1]]))
     edges = closed[1:] - closed[:-1]
     back = edges.conj()
@@ -117,7 +164,9 @@ def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
 
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
-    """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
+    """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0,
+    1].
+    """
     union = np.zeros(size[::-1], np.uint8)
     _draw(outlines, union)
     return np.multiply(union, np.float32(1 / 255), dtype=np.float32)
@@ -130,12 +179,16 @@ def _draw(outlines: Sequence[Float32Array], union: UInt8Array) -> None:
 
 
 def correction(
-    source: UInt8Array, painted: UInt8Array, resolution_px: int, meshes: tuple[Float32Array, Float32Array]
+    source: UInt8Array,
+    painted: UInt8Array,
+    resolution_px: int,
+    meshes: tuple[Float32Array, Float32Array],
 ) -> Float32Array | None:
-    """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face closest to the source's.
+    """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face
+    closest to the source's.
 
-    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces, without the lips. None
-    if that is too small.
+    They are compared in a ring of skin: inside the edge of what is pasted and inside both faces,
+    without the lips. None if that is too small.
 
     Args:
         source, painted: pictures of `scene_of`. resolution_px: of the network.
@@ -144,7 +197,11 @@ def correction(
     ring = _ring(_shrunk(_generated(resolution_px)), meshes)
     if ring.size < _LEAST_PX:
         return None
-    both = np.concatenate([_shrunk(source), _shrunk(painted)], axis=2).reshape(-1, 6)[ring].astype(np.float32)
+    both = (
+        np.concatenate([_shrunk(source), _shrunk(painted)], axis=2)
+        .reshape(-1, 6)[ring]
+        .astype(np.float32)
+    )
     apart = both[:, :3] - both[:, 3:]
     middle = ring.size // 2
     strange = np.abs(apart - np.partition(apart, middle, axis=0)[middle]).sum(axis=1)
@@ -170,7 +227,8 @@ def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> N
         _draw([shrunk[OVAL]], face)
         _draw([shrunk[_LIPS]], lips)
     pasted = np.minimum(generated, np.maximum(one, other)) >= _HALF
-    skin, inner = np.minimum(one, other, out=one), other
+    skin = np.minimum(one, other, out=one)
+    inner = other
     cv2.erode(skin, _INSIDE, dst=skin)
     cv2.dilate(lips, _AROUND, dst=lips)
     cv2.subtract(skin, lips, dst=skin)
@@ -181,4 +239,6 @@ def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> N
 def _shrunk(image: UInt8Array) -> UInt8Array:
     """A scene at the size at which faces are compared."""
     small = np.empty((*[SIDE_PX // _SHRINK] * 2, *image.shape[2:]), np.uint8)
-    return np.asarray(cv2.resize(image, small.shape[:2], dst=small, interpolation=cv2.INTER_AREA), np.uint8)
+    return np.asarray(
+        cv2.resize(image, small.shape[:2], dst=small, interpolation=cv2.INTER_AREA), np.uint8
+    )

@@ -1,8 +1,10 @@
-"""Who of the people in a picture speaks, from the shapes of their mouths and from the voices that are heard. Pure.
+"""Who of the people in a picture speaks, from the shapes of their mouths and from the voices that
+are heard. Pure.
 
-In speech, corners of the mouth, lips and chin all move several times a second, and open with the sound; in chewing,
-smiling, turning and nodding one of them does, or slowly. That is the evidence of each moment. What is found is
-the likeliest course of each shot, in which every change of the speaker costs something.
+In speech, corners of the mouth, lips and chin all move several times a second, and open with the
+sound; in chewing, smiling, turning and nodding one of them does, or slowly. That is the evidence of
+each moment. What is found is the likeliest course of each shot, in which every change of the
+speaker costs something.
 """
 
 from collections.abc import Sequence
@@ -22,30 +24,48 @@ LEAST_S = 0.4
 
 _SAME_TIME_S = 0.01
 
-# Points of FaceMesh: what moves, and what it is measured by: the eyes' corners, the forehead, and what is below that.
-_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP, _CHIN = 61, 291, 0, 152
-_LEFT_EYE, _RIGHT_EYE, _FOREHEAD, _BELOW = [33, 133], [263, 362], [10, 151, 9], [6, 197, 33, 263]
-_POINTS, MOUTH_VALUES = 468, 4
+# Points of FaceMesh: what moves, and what it is measured by: the eyes' corners, the forehead, and
+# what is below that.
+_LEFT_CORNER = 61
+_RIGHT_CORNER = 291
+_UPPER_LIP = 0
+_CHIN = 152
+_LEFT_EYE = [33, 133]
+_RIGHT_EYE = [263, 362]
+_FOREHEAD = [10, 151, 9]
+_BELOW = [6, 197, 33, 263]
+_POINTS = 468
+MOUTH_VALUES = 4
 """Of FaceMesh, and of `mouth_of`."""
 
-# Limits below were chosen on the first halves of three clips of people, and measured on the second halves: see
-# benchmarks/speaking-cpu.json. Frames are those of MODEL_FPS.
-_CORNER_FRAMES, _LIP_FRAMES = 25, 11
+# Limits below were chosen on the first halves of three clips of people, and measured on the second
+# halves: see benchmarks/speaking-cpu.json. Frames are those of MODEL_FPS.
+_CORNER_FRAMES = 25
+_LIP_FRAMES = 11
 """Slower changes do not count: of the corners of a mouth, and of lip and chin."""
-_NEAR_FRAMES, _AROUND_FRAMES = 3, 25
-"""The times around a moment that count: of the speed of a mouth, which tells when, and of the size of its changes,
-which bridges sounds that hardly move it."""
+_NEAR_FRAMES = 3
+_AROUND_FRAMES = 25
+"""The times around a moment that count: of the speed of a mouth, which tells when, and of the size
+of its changes, which bridges sounds that hardly move it.
+"""
 _SPOKEN = 0.015
-"""The geometric mean of speeds a frame and changes, in units of `mouth_of`, from which a mouth rather speaks."""
-_MOST_FOR, _MOST_AGAINST = 0.6, 0.7
+"""The geometric mean of speeds a frame and changes, in units of `mouth_of`, from which a mouth
+rather speaks.
+"""
+_MOST_FOR = 0.6
+_MOST_AGAINST = 0.7
 _CHANGE = 8.0
 """What a change of the speaker costs, where one frame with `e * _SPOKEN` is evidence of 1."""
 
-_SOUND_FRAMES, _ALIKE_FRAMES = 11, 25
-"""Slower changes of opening and sound do not count; the time around a moment in which they are compared."""
+_SOUND_FRAMES = 11
+_ALIKE_FRAMES = 25
+"""Slower changes of opening and sound do not count; the time around a moment in which they are
+compared.
+"""
 _WIDTH = 2.0
 """How much of a mouth's width the opening is less than the place of the chin."""
-_ALIKE, _BY_CHANCE = 0.4, 0.15
+_ALIKE = 0.4
+_BY_CHANCE = 0.15
 """What their correlation is worth, and what it is without speech."""
 _FAINT_DB = -40.0
 _TINY = 1e-24
@@ -53,8 +73,9 @@ _TINY = 1e-24
 
 @dataclass(frozen=True, slots=True)
 class Speaks:
-    """A person, by number, speaks from `start_s` to `end_s` of the source; None = somebody who is not seen. `rival`:
-    another one whose mouth moves about as much then; it is not saved."""
+    """A person, by number, speaks from `start_s` to `end_s` of the source; None = somebody who is
+    not seen. `rival`: another one whose mouth moves about as much then; it is not saved.
+    """
 
     person: int | None
     start_s: float
@@ -64,8 +85,9 @@ class Speaks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Voice:
-    """What is heard: `spans_s`, when somebody speaks; `levels_db (n,)`: how loud it is above 700 Hz, where an open
-    mouth is heard, at `MODEL_FPS` from time 0 of the picture on."""
+    """What is heard: `spans_s`, when somebody speaks; `levels_db (n,)`: how loud it is above 700
+    Hz, where an open mouth is heard, at `MODEL_FPS` from time 0 of the picture on.
+    """
 
     spans_s: Sequence[tuple[float, float]]
     levels_db: Float64Array
@@ -81,22 +103,29 @@ class Mouth:
 
 
 def mouth_of(landmarks: Float32Array | None) -> tuple[float, ...]:
-    """How far both corners of the mouth are to the right, upper lip and chin below; NaN without FaceMesh's points.
+    """How far both corners of the mouth are to the right, upper lip and chin below; NaN without
+    FaceMesh's points.
 
-    Along the eyes and from the forehead down, in units of these, so that it hardly changes where a head turns or nods.
+    Along the eyes and from the forehead down, in units of these, so that it hardly changes where a
+    head turns or nods.
     """
     if landmarks is None or len(landmarks) < _POINTS:
         return (np.nan,) * MOUTH_VALUES
     left, right, forehead, below = (
-        landmarks[points].mean(axis=0, dtype=np.float64) for points in (_LEFT_EYE, _RIGHT_EYE, _FOREHEAD, _BELOW)
+        landmarks[points].mean(axis=0, dtype=np.float64)
+        for points in (_LEFT_EYE, _RIGHT_EYE, _FOREHEAD, _BELOW)
     )
     moving = landmarks[[_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP, _CHIN]] - (left + right) / 2
     across, down = np.linalg.solve(np.column_stack([right - left, below - forehead]), moving.T)
     return *across[:2].tolist(), *down[2:].tolist()
 
 
-def speakers(mouths: Sequence[Mouth], shots_s: Sequence[float], voice: Voice | None) -> tuple[Speaks, ...]:
-    """Who speaks when, by time; without a `voice`, the mouths alone decide. `shots_s`: when the shots begin."""
+def speakers(
+    mouths: Sequence[Mouth], shots_s: Sequence[float], voice: Voice | None
+) -> tuple[Speaks, ...]:
+    """Who speaks when, by time; without a `voice`, the mouths alone decide. `shots_s`: when the
+    shots begin.
+    """
     end_s = max((float(mouth.times_s[-1]) for mouth in mouths), default=0.0) + 1 / MODEL_FPS
     found = []
     for start_s, stop_s in pairwise((*shots_s, end_s)):
@@ -113,50 +142,87 @@ def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> 
     evidence = np.full((len(frames), len(people)), -_MOST_AGAINST)
     evidence[:, 0] = 0
     for mouth in mouths:
-        seen = slice(*np.searchsorted(times_s, mouth.times_s[[0, -1]] + (-_SAME_TIME_S, _SAME_TIME_S)))
+        seen = slice(
+            *np.searchsorted(times_s, mouth.times_s[[0, -1]] + (-_SAME_TIME_S, _SAME_TIME_S))
+        )
         evidence[seen, people.index(mouth.person)] = _evidence(mouth, times_s[seen], voice)
-    heard = np.ones(len(frames), np.bool_) if voice is None else within(times_s, voice.spans_s)
+    if voice is None:
+        heard = np.ones(len(frames), np.bool_)
+    else:
+        heard = within(times_s, voice.spans_s)
     speaker = _likeliest(evidence * heard[:, None])
     found = []
     for number, person in enumerate(people):
-        spans = _lasting(heard & (speaker == number)) if number or voice is not None else []
+        if number or voice is not None:
+            spans = _lasting(heard & (speaker == number))
+        else:
+            spans = []
         for start, end in spans:
             start_s, end_s = (frames[[start, end - 1]] + (0, 1)) / MODEL_FPS
-            found.append(Speaks(person, float(start_s), float(end_s), _rival(people, evidence[start:end], number)))
+            found.append(
+                Speaks(
+                    person,
+                    float(start_s),
+                    float(end_s),
+                    _rival(people, evidence[start:end], number),
+                )
+            )
     return found
 
 
 def _rival(people: Sequence[int | None], evidence: Float64Array, number: int) -> int | None:
-    """Of the others who are seen, the one with the most `evidence (n, people)`, where it would be worth a change."""
+    """Of the others who are seen, the one with the most `evidence (n, people)`, where it would be
+    worth a change.
+    """
     totals = evidence.sum(axis=0)
     others = [each for each in range(1, len(people)) if each != number]
     best = max(others, key=lambda each: totals[each], default=0)
-    return people[best] if number and totals[number] - totals[best] < _CHANGE else None
+    if number and totals[number] - totals[best] < _CHANGE:
+        return people[best]
+    return None
 
 
 def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float64Array:
-    """For each of `times_s (n,)`: above 0 where it is likelier that the mouth speaks than that it does not."""
+    """For each of `times_s (n,)`: above 0 where it is likelier that the mouth speaks than that it
+    does not.
+    """
     known = ~np.isnan(mouth.shapes).any(axis=1)
     if not known.any() or times_s.size < 2:
         return np.full(len(times_s), -_MOST_AGAINST)
-    left, right, lip, chin = (np.interp(times_s, mouth.times_s[known], values) for values in mouth.shapes[known].T)
+    left, right, lip, chin = (
+        np.interp(times_s, mouth.times_s[known], values) for values in mouth.shapes[known].T
+    )
     powers = []
-    for curves, frames in (((left, right), _CORNER_FRAMES), ((lip,), _LIP_FRAMES), ((chin,), _LIP_FRAMES)):
-        powers.append(np.sum([_power(np.gradient(curve), _NEAR_FRAMES) for curve in curves], axis=0))
-        powers.append(np.sum([_power(_fast(curve, frames), _AROUND_FRAMES) for curve in curves], axis=0))
+    for curves, frames in (
+        ((left, right), _CORNER_FRAMES),
+        ((lip,), _LIP_FRAMES),
+        ((chin,), _LIP_FRAMES),
+    ):
+        powers.append(
+            np.sum([_power(np.gradient(curve), _NEAR_FRAMES) for curve in curves], axis=0)
+        )
+        powers.append(
+            np.sum([_power(_fast(curve, frames), _AROUND_FRAMES) for curve in curves], axis=0)
+        )
     found = np.log(np.maximum(powers, _TINY)).mean(axis=0) / 2 - np.log(_SPOKEN)
     if voice is not None:
-        levels_db = np.interp(times_s + 1 / MODEL_FPS, np.arange(len(voice.levels_db)) / MODEL_FPS, voice.levels_db)
+        levels_db = np.interp(
+            times_s + 1 / MODEL_FPS, np.arange(len(voice.levels_db)) / MODEL_FPS, voice.levels_db
+        )
         sound = _fast(_mean(np.maximum(levels_db, _FAINT_DB), 3), _SOUND_FRAMES)
         opening = _fast(chin - _WIDTH * (right - left), _SOUND_FRAMES)
-        size = np.sqrt(np.maximum(_power(sound, _ALIKE_FRAMES) * _power(opening, _ALIKE_FRAMES), _TINY))
+        size = np.sqrt(
+            np.maximum(_power(sound, _ALIKE_FRAMES) * _power(opening, _ALIKE_FRAMES), _TINY)
+        )
         found += _ALIKE * (_mean(sound * opening, _ALIKE_FRAMES) / size - _BY_CHANCE)
     return np.clip(found, -_MOST_AGAINST, _MOST_FOR)
 
 
 def _mean(curve: Float64Array, frames: int) -> Float64Array:
     """The running mean over so many frames."""
-    return np.convolve(np.pad(curve, frames // 2, mode="edge"), np.full(frames, 1 / frames), "valid")
+    return np.convolve(
+        np.pad(curve, frames // 2, mode="edge"), np.full(frames, 1 / frames), "valid"
+    )
 
 
 def _fast(curve: Float64Array, frames: int) -> Float64Array:
@@ -168,8 +234,11 @@ def _power(curve: Float64Array, frames: int) -> Float64Array:
 
 
 def _likeliest(evidence: Float64Array) -> IntArray:
-    """The state of each moment, `(n, states)` → `(n,)`, so that evidence less the costs of changes is the most."""
-    score, before = evidence[0], np.zeros(evidence.shape, np.int64)
+    """The state of each moment, `(n, states)` → `(n,)`, so that evidence less the costs of changes
+    is the most.
+    """
+    score = evidence[0]
+    before = np.zeros(evidence.shape, np.int64)
     for moment in range(1, len(evidence)):
         best = int(score.argmax())
         stays = score >= score[best] - _CHANGE
@@ -185,7 +254,8 @@ def _likeliest(evidence: Float64Array) -> IntArray:
 
 def _lasting(speaks: BoolArray) -> list[tuple[int, int]]:
     """The runs of True of at least `LEAST_S`, after pauses of less were filled."""
-    least, filled = round(LEAST_S * MODEL_FPS), speaks.copy()
+    least = round(LEAST_S * MODEL_FPS)
+    filled = speaks.copy()
     for (_, end), (start, _) in pairwise(runs_of_true(speaks)):
         filled[end:start] = start - end < least
     return [(start, end) for start, end in runs_of_true(filled) if end - start >= least]

@@ -1,10 +1,11 @@
 """Tracks of the faces of one clip, saved as JSON that people can edit.
 
-A span is an unbroken run of one face in one shot. Its frames are rows of numbers: the time in the source in seconds,
-the box (left, top, right, bottom), and the three points from which the face is aligned (left brow, right brow, nose), x
-and y each, in pixels of the upright picture with square pixels. Persons and spans can be deleted and renumbered, rows
-deleted; a span's rows outside `from_s` to `to_s` are ignored. `speaks`: starts and ends of a person's speech in seconds
-of the source; `unseen_speaks`: of voices whose face is not in the picture. They can be changed, too.
+A span is an unbroken run of one face in one shot. Its frames are rows of numbers: the time in the
+source in seconds, the box (left, top, right, bottom), and the three points from which the face is
+aligned (left brow, right brow, nose), x and y each, in pixels of the upright picture with square
+pixels. Persons and spans can be deleted and renumbered, rows deleted; a span's rows outside
+`from_s` to `to_s` are ignored. `speaks`: starts and ends of a person's speech in seconds of the
+source; `unseen_speaks`: of voices whose face is not in the picture. They can be changed, too.
 """
 
 import json
@@ -49,20 +50,27 @@ class ClipMark:
     duration_s: float
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.size_bytes} bytes, {self.width_px}×{self.height_px} px, {self.duration_s:.2f} s)"
+        return (
+            f"{self.name} ({self.size_bytes} bytes, "
+            f"{self.width_px}×{self.height_px} px, {self.duration_s:.2f} s)"
+        )
 
 
 def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
     """By what the tracks of a clip are recognized; `frames` are not compared."""
     size_bytes = video.stat().st_size if video.is_file() else 0
-    duration_s = 0.0 if info.duration_s is None else round(float(info.duration_s), 3)
+    if info.duration_s is None:
+        duration_s = 0.0
+    else:
+        duration_s = round(float(info.duration_s), 3)
     return ClipMark(video.name, size_bytes, info.width_px, info.height_px, frames, duration_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaceSpan:
-    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time. `mouth (n, 4)`: as
-    `mouth_of` has it, where it was seen, which is not saved."""
+    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time.
+    `mouth (n, 4)`: as `mouth_of` has it, where it was seen, which is not saved.
+    """
 
     person: int
     rows: Float64Array
@@ -71,8 +79,9 @@ class FaceSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
-    """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their first time. `speaks`:
-    who speaks when, by time; None = not known."""
+    """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their
+    first time. `speaks`: who speaks when, by time; None = not known.
+    """
 
     clip: ClipMark
     shots_s: tuple[float, ...]
@@ -88,8 +97,11 @@ class Tracks:
         return tuple((one.start_s, one.end_s) for one in self.speaks or () if one.person == person)
 
     def at(self, source_s: Fraction) -> FrameFaces:
-        """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the number of the span."""
-        earliest_s, latest_s = float(source_s) - _SAME_TIME_S, float(source_s) + _SAME_TIME_S
+        """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the
+        number of the span.
+        """
+        earliest_s = float(source_s) - _SAME_TIME_S
+        latest_s = float(source_s) + _SAME_TIME_S
         faces = []
         for number, span in enumerate(self.spans):
             row = int(np.searchsorted(span.rows[:, 0], earliest_s))
@@ -100,8 +112,13 @@ class Tracks:
         return FrameFaces(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
 
     def check_clip(self, clip: ClipMark, path: Path) -> None:
-        """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do not count."""
-        same = replace(self.clip, frames=clip.frames, name=clip.name, duration_s=clip.duration_s) == clip
+        """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do
+        not count.
+        """
+        same = (
+            replace(self.clip, frames=clip.frames, name=clip.name, duration_s=clip.duration_s)
+            == clip
+        )
         if not same or abs(self.clip.duration_s - clip.duration_s) > _SAME_DURATION_S:
             raise InputError(f"{path}: has the tracks of {self.clip}, but the video is {clip}")
 
@@ -130,36 +147,53 @@ class _File:
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:
-    """Writes `path`, with a line for each frame, and returns it; raises OSError if it cannot be written."""
+    """Writes `path`, with a line for each frame, and returns it; raises OSError if it cannot be
+    written.
+    """
     head = {"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": tracks.shots_s}
     if tracks.speaks is not None:
         head["unseen_speaks"] = tracks.times_of(None)
     people = []
     for person in tracks.people:
         spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
-        speaks = "" if tracks.speaks is None else f', "speaks": {json.dumps(tracks.times_of(person))}'
+        if tracks.speaks is None:
+            speaks = ""
+        else:
+            speaks = f', "speaks": {json.dumps(tracks.times_of(person))}'
         people.append(f'{{"person": {person}{speaks}, "spans": [\n{spans}\n]}}')
     with whole_file(path, keep=True) as part:
-        part.write_text(f'{json.dumps(head)[:-1]},\n"people": [\n{",".join(people)}\n]}}\n', "utf-8", newline="\n")
+        part.write_text(
+            f'{json.dumps(head)[:-1]},\n"people": [\n{",".join(people)}\n]}}\n',
+            "utf-8",
+            newline="\n",
+        )
     return path
 
 
 def _span_text(rows: Float64Array) -> str:
-    """Its coordinates are the shortest numbers that are the same in float32, so alignment is the same."""
-    frames = [[round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in rows]
+    """Its coordinates are the shortest numbers that are the same in float32, so alignment is the
+    same.
+    """
+    frames = [
+        [round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in rows
+    ]
     text = json.dumps({"from_s": frames[0][0], "to_s": frames[-1][0], "frames": frames})
     return text.replace("[[", "[\n[").replace("], [", "],\n[")
 
 
 def read_tracks(path: Path) -> Tracks:
-    """The tracks saved in `path`; raises `InputError`, which names the place, if it holds something else."""
+    """The tracks saved in `path`; raises `InputError`, which names the place, if it holds something
+    else.
+    """
     text = read_text(path, "write it with latentsync-trt faces")
     try:
         file = from_json(_File, text, path)
         return Tracks(file.clip, _shots_s(file), _spans(file), _speaks(file))
     except ValueError as error:
         place = str(error).removeprefix(f"{path}: ")
-        raise InputError(f"{path}: {place}; correct that, or write the file again: latentsync-trt faces") from error
+        raise InputError(
+            f"{path}: {place}; correct that, or write the file again: latentsync-trt faces"
+        ) from error
 
 
 def _shots_s(file: _File) -> tuple[float, ...]:
@@ -190,7 +224,9 @@ def _spans(file: _File) -> tuple[FaceSpan, ...]:
 
 
 def _speaks(file: _File) -> tuple[Speaks, ...] | None:
-    """Who speaks when, None if the file does not say it; raises `ValueError` that says where times are wrong."""
+    """Who speaks when, None if the file does not say it; raises `ValueError` that says where times
+    are wrong.
+    """
     if file.unseen_speaks is None and all(each.speaks is None for each in file.people):
         return None
     speaks = _times(None, file.unseen_speaks, "unseen_speaks")
@@ -199,10 +235,14 @@ def _speaks(file: _File) -> tuple[Speaks, ...] | None:
     return tuple(sorted(speaks, key=lambda one: one.start_s))
 
 
-def _times(person: int | None, times_s: list[tuple[float, float]] | None, where: str) -> list[Speaks]:
+def _times(
+    person: int | None, times_s: list[tuple[float, float]] | None, where: str
+) -> list[Speaks]:
     for number, (start_s, end_s) in enumerate(times_s or ()):
         if start_s >= end_s:
-            raise ValueError(f"{where}[{number}]: {start_s:g} to {end_s:g} s does not end after it starts")
+            raise ValueError(
+                f"{where}[{number}]: {start_s:g} to {end_s:g} s does not end after it starts"
+            )
     return [Speaks(person, *time_s) for time_s in times_s or ()]
 
 
@@ -217,7 +257,9 @@ def _rows(span: _Span, where: str) -> Float64Array:
         if wrong.any():
             row = int(wrong.argmax())
             raise ValueError(f"{where}.frames[{row}], {rows[row, 0]:g} s: {problem}")
-    rows = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
+    rows = rows[
+        (rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)
+    ]
     if not len(rows):
         raise ValueError(f"{where}: has no frame between from_s and to_s")
     return rows

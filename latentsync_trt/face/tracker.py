@@ -37,7 +37,9 @@ _FARTHEST = 1.0
 _MOST_FACES = 12
 """Followed at once, the largest: each takes as long as the only one of most clips."""
 _MOTION = 0.5
-"""Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh runs more often."""
+"""Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh
+runs more often.
+"""
 _MOST_TURN = 0.5
 """A face that looks farther aside is about to be lost."""
 _DECIDED_S = Fraction(1, 10)
@@ -46,9 +48,11 @@ _DECIDED_S = Fraction(1, 10)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedDetection:
-    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is, as far as is known: in a later
-    frame of the track it can be another number, which then holds for all of it. `motion`: how far its points have moved
-    within the face since its track began, likewise; 1 = not known."""
+    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is, as far as is
+    known: in a later frame of the track it can be another number, which then holds for all of it.
+    `motion`: how far its points have moved within the face since its track began, likewise; 1 = not
+    known.
+    """
 
     track_id: int
     person: int
@@ -62,8 +66,9 @@ ON_ITS_SIDE = "on its side"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameFaces:
-    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used. `turned_deg`: how
-    far a face `ON_ITS_SIDE` is turned clockwise: 90, 180 or 270."""
+    """The faces of one frame. `shot`: its number; `why_none`: what is known if no face can be used.
+    `turned_deg`: how far a face `ON_ITS_SIDE` is turned clockwise: 90, 180 or 270.
+    """
 
     shot: int
     faces: tuple[TrackedDetection, ...]
@@ -79,7 +84,9 @@ class _Track:
     person: Person
     face: Face
     beside: set[Person]
-    shot: deque[identity.Surroundings] = field(default_factory=lambda: deque(maxlen=identity.MOST_COMPARED))
+    shot: deque[identity.Surroundings] = field(
+        default_factory=lambda: deque(maxlen=identity.MOST_COMPARED)
+    )
     steady: Steady = field(default_factory=Steady)
     is_decided: bool = False
     before: Face | None = None
@@ -98,13 +105,16 @@ class _Track:
         if self.before is None:
             return self.face
         box = self.face.box + np.float32(_MOTION) * (self.face.box - self.before.box)
-        return Face(box, self.face.points + np.float32(_MOTION) * (self.face.points - self.before.points))
+        return Face(
+            box, self.face.points + np.float32(_MOTION) * (self.face.points - self.before.points)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trace:
-    """A new face in the frame before, where it was seen `earlier`, None = it was not, as after a cut: it is that of a
-    `track`, or was seen `beside` people."""
+    """A new face in the frame before, where it was seen `earlier`, None = it was not, as after a
+    cut: it is that of a `track`, or was seen `beside` people.
+    """
 
     earlier: Face | None = None
     track: _Track | None = None
@@ -112,24 +122,32 @@ class _Trace:
 
 
 class FaceTracker:
-    """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
+    """Follows every usable face; searches for others every half second, and where one was lost or
+    the shot changed.
 
-    A face that is found again within half a second continues its track; a cut or dissolve to another picture or
-    another person ends it. People keep their number throughout. Whose a face is, is decided when all of it has looked
-    the same for a moment: not while it comes in at an edge, or in a flash.
+    A face that is found again within half a second continues its track; a cut or dissolve to
+    another picture or another person ends it. People keep their number throughout. Whose a face is,
+    is decided when all of it has looked the same for a moment: not while it comes in at an edge, or
+    in a flash.
 
     Args:
-        detector: one with methods `follow` and `search`, as those of `MediaPipeDetector`, also follows faces, which is
-            faster and steadier than detection, and finds new ones without converting the whole picture.
-        small: whether each search looks for small faces, too; else only those do that have no other face to follow.
+        detector: one with methods `follow` and `search`, as those of `MediaPipeDetector`, also
+            follows faces, which is faster and steadier than detection, and finds new ones without
+            converting the whole picture.
+        small: whether each search looks for small faces, too; else only those do that have no other
+            face to follow.
     """
 
     def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
-        self._detector, self._small = detector, small
+        self._detector = detector
+        self._small = small
         self._own = cast("MediaPipeDetector", detector) if hasattr(detector, "search") else None
         self._people: dict[int, Person] = {}
         self._tracks: list[_Track] = []
-        self._next_id, self._next_number, self._shot, self._now_s = 0, 0, -1, Fraction(0)
+        self._next_id = 0
+        self._next_number = 0
+        self._shot = -1
+        self._now_s = Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
         self._scene: Float32Array | None = None
         self._last_view: View | None = None
@@ -140,7 +158,10 @@ class FaceTracker:
 
     def restart(self) -> None:
         """Begins a new shot with the next frame."""
-        self._tracks, self._scene, self._last_view, self._past = [], None, None, identity.Past()
+        self._tracks = []
+        self._scene = None
+        self._last_view = None
+        self._past = identity.Past()
 
     def update(
         self,
@@ -149,14 +170,20 @@ class FaceTracker:
         planes: YuvPlanes | None = None,
         overview: Callable[[], UInt8Array] | None = None,
     ) -> FrameFaces:
-        """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels; raises as `checked`.
+        """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels; raises as
+        `checked`.
 
         Args:
-            time_s: ascending. planes: of the same picture, perhaps with other pixels; its luma is compared, if given.
-            overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search; None = `picture`.
+            time_s: ascending. planes: of the same picture, perhaps with other pixels; its luma is
+                compared, if given.
+            overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search;
+                None = `picture`.
         """
-        view, self._now_s = View(picture, planes, overview), time_s
-        self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
+        view = View(picture, planes, overview)
+        self._now_s = time_s
+        self._tracks = [
+            one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S
+        ]
         live = [track for track in self._tracks if track.lost_s is None]
         places = [(track, track.face) for track in live]
         found = self._usable(view, ()) if self._own is None else None
@@ -169,7 +196,10 @@ class FaceTracker:
         if found is None:
             lost = not kept or changes or len(self._tracks) > len(kept)
             due = lost or self._now_s - self._searched_s >= HALF_S
-            found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
+            if due:
+                found = self._usable(view, [track.face for track in kept], small=not kept)
+            else:
+                found = []
         new = [face for face in found if all(face is not track.face for track in kept)]
         traced = [(face, self._traced(view, face, places, elsewhere=elsewhere)) for face in new]
         if not kept and not is_cut and not any(trace.earlier for _, trace in traced):
@@ -182,17 +212,23 @@ class FaceTracker:
             track.move(track.shot[-1].shape)
         for track in self._tracks:
             if track not in kept and track.lost_s is None:
-                track.before, track.lost_s = None, self._now_s
-        self._scene, self._last_view = view.scene, view
+                track.before = None
+                track.lost_s = self._now_s
+        self._scene = view.scene
+        self._last_view = view
         self._past.add(view.scene, self._now_s)
         order = sorted(kept, key=lambda track: track.track_id)
-        faces = tuple(TrackedDetection(one.track_id, one.person.number, one.face, one.motion) for one in order)
+        faces = tuple(
+            TrackedDetection(one.track_id, one.person.number, one.face, one.motion) for one in order
+        )
         return FrameFaces(self._shot, faces, self._why_none, self._turned_deg)
 
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
         face = None if self._own is None else self._own.follow(picture, expected)
-        return face if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU else None
+        if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU:
+            return face
+        return None
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
@@ -200,14 +236,18 @@ class FaceTracker:
 
     def _begin_shot(self) -> None:
         self._shot += 1
-        self._tracks, self._past, self._in_shot = [], identity.Past(), set()
+        self._tracks = []
+        self._past = identity.Past()
+        self._in_shot = set()
 
     def _continued(
         self, view: View, live: list[_Track], found: list[Face] | None, *, elsewhere: bool
     ) -> tuple[list[_Track], list[Change]]:
-        """The tracks that go on, moved to their new places, and what ended others of which something is seen.
+        """The tracks that go on, moved to their new places, and what ended others of which
+        something is seen.
 
-        `elsewhere`: whether the scene is another one; else points of a face that is partly outside say nothing.
+        `elsewhere`: whether the scene is another one; else points of a face that is partly outside
+        say nothing.
         """
         kept: list[_Track] = []
         changes: list[Change] = []
@@ -220,7 +260,8 @@ class FaceTracker:
                 change = "scene"
             track.shot.append(around)
             if change == "none":
-                track.before, track.face = track.face, face
+                track.before = track.face
+                track.face = face
                 kept.append(track)
             else:
                 changes.append(change)
@@ -232,17 +273,27 @@ class FaceTracker:
         return kept, changes
 
     def _has_become_another(self, view: View, track: _Track, face: Face) -> bool:
-        """Whether the face has changed into another one little by little, as the picture has, in a dissolve."""
+        """Whether the face has changed into another one little by little, as the picture has, in a
+        dissolve.
+        """
         if not track.is_decided or not self._past.is_dissolved(view.scene, self._now_s):
             return False
         return _is_inside(face, view.picture) and not track.person.is_likely(face, view.look(face))
 
-    def _at_their_places(self, view: View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
+    def _at_their_places(
+        self, view: View, live: list[_Track], found: list[Face] | None
+    ) -> list[tuple[_Track, Face]]:
         """Tracks with the faces that continue them, among those `found`, or by following."""
         if found is None:
-            near = [(track, self.near(view.picture, track.predicted(), track.face)) for track in live]
+            near = [
+                (track, self.near(view.picture, track.predicted(), track.face)) for track in live
+            ]
             return [(track, face) for track, face in near if face is not None]
-        pairs = [(overlap(track.face, [face]), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
+        pairs = [
+            (overlap(track.face, [face]), t, f)
+            for t, track in enumerate(live)
+            for f, face in enumerate(found)
+        ]
         matched: dict[int, int] = {}
         for shared, t, f in sorted(pairs, reverse=True):
             if shared >= _CONTINUES_IOU and t not in matched and f not in matched.values():
@@ -250,14 +301,18 @@ class FaceTracker:
         return [(live[t], found[f]) for t, f in matched.items()]
 
     def _is_worse(self, view: View, track: _Track, other: _Track) -> bool:
-        """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
+        """Whether two tracks show one face, and it looks more like the other's: someone passed in
+        front.
+        """
         if overlap(track.face, [other.face]) <= _SAME_FACE_IOU:
             return False
         mine, its = (one.person.distance(view.look(other.face)) for one in (track, other))
         return (mine, track.track_id) > (its, other.track_id)
 
     def _usable(self, view: View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
-        """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
+        """Usable faces of a search, largest first; `small`: look for small ones, too, if that was
+        not just done.
+        """
         self._searched_s = self._now_s
         if self._own is None:
             faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
@@ -284,8 +339,12 @@ class FaceTracker:
         """Whether none of the new faces, of which there is one, is that of a lost track."""
         return bool(new) and not any(self._lost(view, face, []) for face in new)
 
-    def _traced(self, view: View, face: Face, places: Sequence[tuple[_Track, Face]], *, elsewhere: bool) -> _Trace:
-        """What the frame before tells of a face. `places`: where tracks were in it; `elsewhere`: perhaps of a shot."""
+    def _traced(
+        self, view: View, face: Face, places: Sequence[tuple[_Track, Face]], *, elsewhere: bool
+    ) -> _Trace:
+        """What the frame before tells of a face. `places`: where tracks were in it; `elsewhere`:
+        perhaps of a shot.
+        """
         earlier = self._earlier(view, face, [place for _, place in places]) if places else None
         if earlier is None:
             return _Trace()
@@ -293,13 +352,19 @@ class FaceTracker:
             if overlap(earlier, [place]) > _SAME_FACE_IOU:
                 # A track ends where its face changes; but one that jumps was not followed there.
                 is_same = track in self._tracks or overlap(face, [place]) < _JUMP_IOU
-                moves_on = track.before is not None and overlap(face, [between(track.before, place, 2)]) > _JUMP_IOU
-                return _Trace(earlier, track) if is_same and (moves_on or not elsewhere) else _Trace()
+                moves_on = (
+                    track.before is not None
+                    and overlap(face, [between(track.before, place, 2)]) > _JUMP_IOU
+                )
+                if is_same and (moves_on or not elsewhere):
+                    return _Trace(earlier, track)
+                return _Trace()
         return _Trace(earlier, beside={track.person for track, _ in places})
 
     def _earlier(self, view: View, face: Face, places: Sequence[Face]) -> Face | None:
-        """A face that looks the same, in the frame before, at about the same place; perhaps beside those at `places`,
-        where it is now."""
+        """A face that looks the same, in the frame before, at about the same place; perhaps beside
+        those at `places`, where it is now.
+        """
         last = self._last_view
         if last is None or self._own is None:
             return None
@@ -311,7 +376,9 @@ class FaceTracker:
         followed = self._own.follow(last.picture, face)
         if followed is not None and looks_the_same(followed):
             return followed
-        return next(filter(looks_the_same, self._own.search(last.picture, last.overview(), places)), None)
+        return next(
+            filter(looks_the_same, self._own.search(last.picture, last.overview(), places)), None
+        )
 
     def _admit(self, view: View, traced: list[tuple[Face, _Trace]], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones."""
@@ -319,12 +386,16 @@ class FaceTracker:
             visible = {other.person for other in kept}
             track = trace.track
             if track is None or track.person in visible:
-                track = self._lost(view, face, kept) or self._begun(view, face, trace.beside | visible, kept)
+                track = self._lost(view, face, kept) or self._begun(
+                    view, face, trace.beside | visible, kept
+                )
             if track is None:
                 continue
             if track not in self._tracks:
                 self._tracks.append(track)
-            track.face, track.before, track.lost_s = face, trace.earlier, None
+            track.face = face
+            track.before = trace.earlier
+            track.lost_s = None
             track.shot.clear()
             track.shot.append(view.around(face))
             kept.append(track)
@@ -339,9 +410,13 @@ class FaceTracker:
         ]
         return min(near, key=lambda track: track.person.distance(look), default=None)
 
-    def _begun(self, view: View, face: Face, beside: set[Person], kept: list[_Track]) -> _Track | None:
-        """A new track of the likeliest person who is not seen elsewhere, or of somebody new: a guess. None for an
-        unknown face behind another, which may be half of someone of this shot who is missing."""
+    def _begun(
+        self, view: View, face: Face, beside: set[Person], kept: list[_Track]
+    ) -> _Track | None:
+        """A new track of the likeliest person who is not seen elsewhere, or of somebody new: a
+        guess. None for an unknown face behind another, which may be half of someone of this shot
+        who is missing.
+        """
         person = self._likeliest(view, face, beside)
         if person is None:
             is_missing = self._in_shot - {track.person for track in kept}
@@ -356,7 +431,11 @@ class FaceTracker:
 
     def _likeliest(self, view: View, face: Face, excluded: set[Person]) -> Person | None:
         look = view.look(face)
-        likely = [one for one in self._people.values() if one not in excluded and one.is_likely(face, look)]
+        likely = [
+            one
+            for one in self._people.values()
+            if one not in excluded and one.is_likely(face, look)
+        ]
         return min(likely, key=lambda person: person.distance(look), default=None)
 
     def _somebody(self, face: Face) -> Person:
@@ -366,14 +445,18 @@ class FaceTracker:
         return person
 
     def _learn(self, view: View, track: _Track, others: list[_Track]) -> None:
-        """Decides whose face it is, and remembers how it looks, if all of it is seen and looks as it did before."""
+        """Decides whose face it is, and remembers how it looks, if all of it is seen and looks as
+        it did before.
+        """
         track.beside.update(other.person for other in others)
         if track.is_decided:
             self._in_shot.add(track.person)
         if track.is_decided and self._searched_s != self._now_s:
             return
         face = track.face
-        is_whole = _is_inside(face, view.picture) and not _is_behind(face, [one.face for one in others])
+        is_whole = _is_inside(face, view.picture) and not _is_behind(
+            face, [one.face for one in others]
+        )
         look = view.look(face) if is_whole else None
         lasts_s = track.steady.lasts_s(look, self._now_s)
         is_certain = look is not None and lasts_s >= (HALF_S if track.is_decided else _DECIDED_S)
@@ -384,16 +467,22 @@ class FaceTracker:
             track.person.learn(face, view.look(face) if is_best else None, is_certain=is_certain)
 
     def _decide(self, view: View, track: _Track) -> None:
-        """Who it is, now that it can be seen: the likeliest of those who were not seen elsewhere meanwhile."""
+        """Who it is, now that it can be seen: the likeliest of those who were not seen elsewhere
+        meanwhile.
+        """
         guess = track.person
-        person = self._likeliest(view, track.face, track.beside if guess.is_certain else {guess, *track.beside})
+        person = self._likeliest(
+            view, track.face, track.beside if guess.is_certain else {guess, *track.beside}
+        )
         if person is None:
             person = self._somebody(track.face) if guess.is_certain else guess
         elif not guess.is_certain:
             del self._people[guess.number]
         track.person = person
         track.is_decided = True
-        self._tracks = [other for other in self._tracks if other is track or other.person is not person]
+        self._tracks = [
+            other for other in self._tracks if other is track or other.person is not person
+        ]
 
 
 def _reach(face: Face) -> tuple[Float32Array, Float32Array]:

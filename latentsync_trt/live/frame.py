@@ -16,11 +16,12 @@ FRAME_S = Fraction(1, MODEL_FPS)
 class LiveFrame:
     """40 ms of the session.
 
-    `planes`: the picture, in the idle clip's own format. `sound (n,)` float32 in [−1, 1], mono, at the session's rate:
-    what is heard while the picture is shown. `speaking`: the sound is speech. `utterance`: its number, from 1, or 0
-    where nothing is said; `ends`: it is the last of the utterance. `late`: the last picture again, as the next one
-    was not painted in time. `delay_s`: from `say` with the end of its speech until this frame was given, by the
-    session's clock; None without speech.
+    `planes`: the picture, in the idle clip's own format. `sound (n,)` float32 in [−1, 1], mono, at
+    the session's rate: what is heard while the picture is shown. `speaking`: the sound is speech.
+    `utterance`: its number, from 1, or 0 where nothing is said; `ends`: it is the last of the
+    utterance. `late`: the last picture again, as the next one was not painted in time. `delay_s`:
+    from `say` with the end of its speech until this frame was given, by the session's clock; None
+    without speech.
     """
 
     index: int
@@ -47,9 +48,9 @@ class LiveFrame:
 class Counts:
     """What a session has done so far, in frames.
 
-    `painted`: with a new mouth. `spoken`: with speech. `late`: the last picture again and silence, as painting was not
-    done. `starved`: silence painted since speech did not arrive in time. `windows`: runs of the networks, which took
-    `painting_s` seconds.
+    `painted`: with a new mouth. `spoken`: with speech. `late`: the last picture again and silence,
+    as painting was not done. `starved`: silence painted since speech did not arrive in time.
+    `windows`: runs of the networks, which took `painting_s` seconds.
     """
 
     frames: int = 0

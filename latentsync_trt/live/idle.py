@@ -21,7 +21,15 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import parse_face
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target
 from latentsync_trt.sync.threads import prefetch
-from latentsync_trt.types import AlignedFace, ColorTags, FaceDetector, Float32Array, Frame, VideoInfo, YuvPlanes
+from latentsync_trt.types import (
+    AlignedFace,
+    ColorTags,
+    FaceDetector,
+    Float32Array,
+    Frame,
+    VideoInfo,
+    YuvPlanes,
+)
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.windows import Inpainter
@@ -33,8 +41,8 @@ _ENCODED_AT_ONCE = 16
 class IdleLoop:
     """An idle clip at 25 frames/s.
 
-    `planes`: of each frame, repeated ones shared. `targets`: the face of each, cut out. `known (n, 9, h, w)` float32:
-    what the denoiser knows of each frame, see `diffusion.conditioning`.
+    `planes`: of each frame, repeated ones shared. `targets`: the face of each, cut out. `known (n,
+    9, h, w)` float32: what the denoiser knows of each frame, see `diffusion.conditioning`.
     """
 
     info: VideoInfo
@@ -43,30 +51,48 @@ class IdleLoop:
     known: Float32Array
 
     def index(self, position: int) -> int:
-        """The frame that is shown at a position, from the first to the last and back again, without end."""
+        """The frame that is shown at a position, from the first to the last and back again, without
+        end.
+        """
         count = len(self.planes)
         turned = position % max(1, 2 * (count - 1))
-        return turned if turned < count else 2 * (count - 1) - turned
+        if turned < count:
+            return turned
+        return 2 * (count - 1) - turned
 
 
 def blank_loop(side_px: int) -> IdleLoop:
-    """A picture without a face, whose windows take as long to paint as those of a clip; `side_px`: of a face."""
-    side, nothing = side_px // PIXELS_PER_LATENT, np.zeros((2, 2), np.uint8)
+    """A picture without a face, whose windows take as long to paint as those of a clip; `side_px`:
+    of a face.
+    """
+    side = side_px // PIXELS_PER_LATENT
+    nothing = np.zeros((2, 2), np.uint8)
     planes = YuvPlanes(nothing, nothing, nothing, ColorTags())
-    return IdleLoop(picture_info(2, 2, rgb=False), (planes,), (), np.zeros((1, 9, side, side), np.float32))
+    return IdleLoop(
+        picture_info(2, 2, rgb=False), (planes,), (), np.zeros((1, 9, side, side), np.float32)
+    )
 
 
-def load_idle(video: Path, options: LiveOptions, detector: FaceDetector, inpainter: "Inpainter") -> IdleLoop:
+def load_idle(
+    video: Path, options: LiveOptions, detector: FaceDetector, inpainter: "Inpainter"
+) -> IdleLoop:
     """Reads a clip, finds its face and encodes it.
 
     Raises:
-        MediaError: it cannot be read. NoFaceError: a frame shows no usable face, or the shot changes.
+        MediaError: it cannot be read. NoFaceError: a frame shows no usable face, or the shot
+            changes.
         InputError: it takes more memory than `options` allow.
     """
-    info, side_px = probe(video), inpainter.side_px
-    planes, targets, size_bytes = list[YuvPlanes](), list[Target](), 0
+    info = probe(video)
+    side_px = inpainter.side_px
+    planes = list[YuvPlanes]()
+    targets = list[Target]()
+    size_bytes = 0
     finder = FaceFinder(
-        FaceTracker(detector), side_px, choice=parse_face(options.face), pixel_aspect=info.sample_aspect_ratio
+        FaceTracker(detector),
+        side_px,
+        choice=parse_face(options.face),
+        pixel_aspect=info.sample_aspect_ratio,
     )
     read = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
     stats = FaceStats()
@@ -84,16 +110,25 @@ def load_idle(video: Path, options: LiveOptions, detector: FaceDetector, inpaint
             targets.append(_target(video, job, targets, stats))
     faces: list[AlignedFace] = [target.face for target in targets if target.face is not None]
     starts = range(0, len(faces), _ENCODED_AT_ONCE)
-    windows = [np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]]) for start in starts]
+    windows = [
+        np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]])
+        for start in starts
+    ]
     encoded = inpainter.run("encode", lambda: list(map(inpainter.encode, windows)))
     known = [window.transpose(1, 0, 2, 3) for window in encoded]
-    return IdleLoop(info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known)))
+    return IdleLoop(
+        info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known))
+    )
 
 
 def _target(video: Path, job: FrameJob, before: list[Target], stats: FaceStats) -> Target:
-    after = f"after {float(job.frame.time_s):.2f} s; an idle clip is one shot of one face: cut it there"
+    after = (
+        f"after {float(job.frame.time_s):.2f} s; an idle clip is one shot of one face: cut it there"
+    )
     if not job.targets:
         raise NoFaceError(f"{video}: shows no usable face {after} ({stats.no_face(video)})")
     if before and job.targets[0].track_id != before[-1].track_id:
-        raise NoFaceError(f"{video}: another shot or face begins {after}, or choose the face with --face")
+        raise NoFaceError(
+            f"{video}: another shot or face begins {after}, or choose the face with --face"
+        )
     return job.targets[0]

@@ -32,23 +32,34 @@ class LiveOptions:
 
     hop: int = _live_option(
         8,
-        "Frames painted at once, up to those of the bundle's windows: fewer answer sooner and cost more.",
+        "Frames painted at once, up to those of the "
+        "bundle's windows: fewer answer sooner and cost more.",
         minimum=1,
         maximum=64,
     )
     look_ahead_ms: int = _live_option(
         160,
-        "Milliseconds of speech that must follow a frame before it is painted: with less, lips follow worse.",
+        "Milliseconds of speech that must follow a frame "
+        "before it is painted: with less, lips follow worse.",
         minimum=0,
         maximum=1000,
     )
-    buffer_s: float = _live_option(60.0, "Seconds of speech that may wait.", minimum=1.0, maximum=600.0)
-    memory_gb: float = _live_option(
-        2.0, "Memory for the pictures of the idle clip; a larger clip is refused.", minimum=0.001, maximum=256.0
+    buffer_s: float = _live_option(
+        60.0, "Seconds of speech that may wait.", minimum=1.0, maximum=600.0
     )
-    sound_rate_hz: Literal["16000", "24000", "48000"] = _live_option("48000", "Samples per second of the sound.")
+    memory_gb: float = _live_option(
+        2.0,
+        "Memory for the pictures of the idle clip; a larger clip is refused.",
+        minimum=0.001,
+        maximum=256.0,
+    )
+    sound_rate_hz: Literal["16000", "24000", "48000"] = _live_option(
+        "48000", "Samples per second of the sound."
+    )
     slow: bool = _live_option(
-        False, "Open a session although painting is slower than real time here: pictures and sound come with pauses."
+        False,
+        "Open a session although painting is slower than "
+        "real time here: pictures and sound come with pauses.",
     )
     preset: PresetName = _as_for_sync("preset", default="fast")
     steps: int | None = _as_for_sync("steps")
@@ -62,11 +73,14 @@ class LiveOptions:
     def __post_init__(self) -> None:
         check_limits(self)
         if self.face.startswith("index"):
-            raise InputError(f"--face {self.face}: numbers are for sync; name it by its place, as at:640,360")
+            raise InputError(
+                f"--face {self.face}: numbers are for sync; name it by its place, as at:640,360"
+            )
         full = sum(plan_for(self.sync_options()))
         if full < _LEAST_FULL_STEPS:
             raise InputError(
-                f"live: {full} of its steps run the whole network, and lips follow with {_LEAST_FULL_STEPS} or more; "
+                f"live: {full} of its steps run the whole network, "
+                f"and lips follow with {_LEAST_FULL_STEPS} or more; "
                 "raise --steps, or lower --cache-interval"
             )
 

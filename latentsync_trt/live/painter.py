@@ -28,17 +28,33 @@ class Canceled(Exception):
 
 
 class SessionPainter:
-    """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in another."""
+    """Paints for one session: `latents` and `decoded` in one thread, `patch` and `picture` in
+    another.
+    """
 
     def __init__(
-        self, inpainter: "Inpainter", loop: "IdleLoop", encoder: "StreamingAudioEncoder", paster: "Paster"
+        self,
+        inpainter: "Inpainter",
+        loop: "IdleLoop",
+        encoder: "StreamingAudioEncoder",
+        paster: "Paster",
     ) -> None:
-        self._inpainter, self._loop, self._encoder, self._paster = inpainter, loop, encoder, paster
+        self._inpainter = inpainter
+        self._loop = loop
+        self._encoder = encoder
+        self._paster = paster
 
-    def latents(self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]) -> Float32Array:
-        """The latents of the new frames, float32 `(n, 4, h, w)`; `check` is called after each step, and may raise."""
-        first, end = planned[0].position, planned[-1].position + 1
-        audio = self._encoder.windows(first, np.concatenate([each.spoken.heard for each in planned]), ahead)
+    def latents(
+        self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]
+    ) -> Float32Array:
+        """The latents of the new frames, float32 `(n, 4, h, w)`; `check` is called after each step,
+        and may raise.
+        """
+        first = planned[0].position
+        end = planned[-1].position + 1
+        audio = self._encoder.windows(
+            first, np.concatenate([each.spoken.heard for each in planned]), ahead
+        )
         check()
         shown = [self._loop.index(position) for position in range(end - len(audio), end)]
         known = np.ascontiguousarray(self._loop.known[shown].transpose(1, 0, 2, 3))
@@ -49,22 +65,32 @@ class SessionPainter:
     def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
         decode = self._inpainter.codec.decode_faces
         for start in range(0, len(latents), _DECODED_AT_ONCE):
-            yield from self._inpainter.run("decode", partial(decode, latents[start : start + _DECODED_AT_ONCE]))
+            yield from self._inpainter.run(
+                "decode", partial(decode, latents[start : start + _DECODED_AT_ONCE])
+            )
 
     def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
-        """The painted face as a patch of its frame; `begins`: it does not depend on those before."""
+        """The painted face as a patch of its frame; `begins`: it does not depend on those
+        before.
+        """
         from latentsync_trt.face.paste import composite
 
         if begins:
             self._paster.restart()
         index = self._loop.index(position)
-        target, picture = self._loop.targets[index], LazyRgb(self._loop.planes[index])
+        target = self._loop.targets[index]
+        picture = LazyRgb(self._loop.planes[index])
         if target.face is None:
             raise ValueError("a target that was not cut out")
         inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
-        return composite(picture, target.face, painted, self._paster.finish(0, position * FRAME_S, inspected))
+        return composite(
+            picture, target.face, painted, self._paster.finish(0, position * FRAME_S, inspected)
+        )
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
         """The frame with so much of its patch."""
-        weighted = patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
+        if share == 1:
+            weighted = patch
+        else:
+            weighted = replace(patch, weight=patch.weight * np.float32(share))
         return apply_patch(self._loop.planes[self._loop.index(position)], weighted)

@@ -1,7 +1,7 @@
 """Decides what a live session paints and shows next; knows no threads, no clock and no pictures.
 
-Positions count the pictures shown, late ones apart; a frame is painted for the position at which it will be shown, so
-that the idle clip goes on without a jump.
+Positions count the pictures shown, late ones apart; a frame is painted for the position at which it
+will be shown, so that the idle clip goes on without a jump.
 """
 
 from collections import deque
@@ -25,8 +25,9 @@ _PATIENCE_FRAMES = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedFrame:
-    """A frame to paint. `position`: its place in the session's time, in the idle loop; `share`: how much of the
-    painted face shows, in ]0, 1]; `begins`: nothing was painted right before it."""
+    """A frame to paint. `position`: its place in the session's time, in the idle loop; `share`: how
+    much of the painted face shows, in ]0, 1]; `begins`: nothing was painted right before it.
+    """
 
     position: int
     spoken: SpokenFrame
@@ -36,7 +37,8 @@ class PlannedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown next. `late`: the last picture again; `mouth`: the next painted frame, else one of the idle clip.
+    """What is shown next. `late`: the last picture again; `mouth`: the next painted frame, else one
+    of the idle clip.
 
     `ended`: number of an utterance that ended before it, 0 if none did.
     """
@@ -47,16 +49,25 @@ class Shown:
 
 
 class LivePlanner:
-    """The state of a session's time. `position`: of the frame that was shown last; `starved`: see `Counts`."""
+    """The state of a session's time. `position`: of the frame that was shown last; `starved`: see
+    `Counts`.
+    """
 
-    def __init__(self, speech: SpeechQueue, hop: int, look_ahead_ms: int, silence: Float32Array) -> None:
-        self._speech, self._hop, self._look_ahead_ms, self._silence = speech, hop, look_ahead_ms, silence
-        self.position, self.starved = -1, 0
+    def __init__(
+        self, speech: SpeechQueue, hop: int, look_ahead_ms: int, silence: Float32Array
+    ) -> None:
+        self._speech = speech
+        self._hop = hop
+        self._look_ahead_ms = look_ahead_ms
+        self._silence = silence
+        self.position = -1
+        self.starved = 0
         self._shows_mouth = False
         self._expected = deque[int]()  # positions of frames that are planned and not shown yet
         self._next: int | None = None  # position of the next frame to plan, while there is speech
         self._faded_in = self._tail = 0
-        self._ends = deque[tuple[int, int]]()  # last positions of utterances that ended after they had been planned
+        # last positions of utterances that ended after they had been planned
+        self._ends = deque[tuple[int, int]]()
         self._patience = _PATIENCE_FRAMES
 
     @property
@@ -79,21 +90,31 @@ class LivePlanner:
             self._ends.append((self._last_planned, self._speech.number))
 
     def stop(self, painted: int) -> int:
-        """Drops what was planned, but of the next `painted` frames those in which the mouth fades; returns how many."""
+        """Drops what was planned, but of the next `painted` frames those in which the mouth fades;
+        returns how many.
+        """
         self._speech.clear()
         self._ends.clear()
         self._next = None
-        fading = [each for each in [*self._expected][:painted] if each < self.position + FADE_FRAMES]
+        fading = [
+            each for each in [*self._expected][:painted] if each < self.position + FADE_FRAMES
+        ]
         self._expected = deque(fading if self._shows_mouth else ())
         return len(self._expected)
 
     def is_pressed(self, paint_frames: int) -> bool:
-        """Whether a window, which takes `paint_frames`, must begin with the speech there is; once a frame."""
+        """Whether a window, which takes `paint_frames`, must begin with the speech there is; once a
+        frame.
+        """
         self._patience -= 1
-        return self._patience < 0 if self._next is None else self._next - self.position - 1 <= paint_frames
+        if self._next is None:
+            return self._patience < 0
+        return self._next - self.position - 1 <= paint_frames
 
     def window(self, paint_frames: int, *, pressed: bool) -> list[PlannedFrame]:
-        """The frames of the next window; none while more speech should be waited for, or far enough ahead."""
+        """The frames of the next window; none while more speech should be waited for, or far enough
+        ahead.
+        """
         if len(self._expected) > self._hop + paint_frames + _SPARE_FRAMES:
             return []
         count, is_all = self._speech.ready(self._look_ahead_ms)
@@ -108,7 +129,9 @@ class LivePlanner:
         if self._next is None:
             self._next = max(self.position + paint_frames + _SPARE_FRAMES, self._last_planned) + 1
             self._faded_in = 0
-        planned = self._planned(self._next, min(count, self._hop), is_all=is_all and count <= self._hop)
+        planned = self._planned(
+            self._next, min(count, self._hop), is_all=is_all and count <= self._hop
+        )
         self.starved += starved * len(planned)
         self._expected.extend(each.position for each in planned)
         return planned
@@ -118,14 +141,20 @@ class LivePlanner:
         return max([self.position, *[*self._expected][-1:]])
 
     def _planned(self, first: int, count: int, *, is_all: bool) -> list[PlannedFrame]:
-        """`count` frames of speech, and, where that is all, of the silence after it, from position `first`."""
-        begins, spoken = not self._faded_in, [self._speech.take() for _ in range(count)]
+        """`count` frames of speech, and, where that is all, of the silence after it, from position
+        `first`.
+        """
+        begins = not self._faded_in
+        spoken = [self._speech.take() for _ in range(count)]
         self._tail = _TAIL_FRAMES if spoken else self._tail
         tail = min(self._hop - count, self._tail) if is_all else 0
         shares = [min(1.0, (self._faded_in + 1 + place) / FADE_FRAMES) for place in range(count)]
         shares += [min(1.0, (self._tail - place) / FADE_FRAMES) for place in range(tail)]
         spoken += [silent_frame(self._silence)] * tail
-        self._faded_in = round(shares[-1] * FADE_FRAMES) if shares else self._faded_in
+        if shares:
+            self._faded_in = round(shares[-1] * FADE_FRAMES)
+        else:
+            self._faded_in = self._faded_in
         self._tail -= tail
         self._next = None if tail and not self._tail else first + len(spoken)
         return [
@@ -142,5 +171,8 @@ class LivePlanner:
         self._shows_mouth = bool(self._expected) and self._expected[0] == self.position
         if self._shows_mouth:
             self._expected.popleft()
-        ended = self._ends.popleft()[1] if self._ends and self._ends[0][0] < self.position else 0
+        if self._ends and self._ends[0][0] < self.position:
+            ended = self._ends.popleft()[1]
+        else:
+            ended = 0
         return Shown(mouth=self._shows_mouth, ended=ended)

@@ -1,7 +1,8 @@
-"""A live session: speech goes in from any thread, frames come out at the pace of whoever takes them.
+"""A live session: speech goes in from any thread, frames come out at the pace of whoever takes
+them.
 
-It has no clock of its own: `next` gives the next 40 ms at once. Windows are painted in a thread meanwhile, ahead of
-the frames, as `LivePlanner` decides.
+It has no clock of its own: `next` gives the next 40 ms at once. Windows are painted in a thread
+meanwhile, ahead of the frames, as `LivePlanner` decides.
 """
 
 import threading
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 _STOPPED_S = 0.02
 """In which sound fades where it is stopped."""
 
-_HEADROOM, _REMEMBERED = 1.1, 8
-"""How much longer painting may take than the slowest of the last ones did, and how many these are."""
+_HEADROOM = 1.1
+_REMEMBERED = 8
+"""How much longer painting may take than the slowest of the last ones did, and how many these
+are.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +54,12 @@ class _Ready:
 class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
     """Speech in, frames out; `LipSync.stream` opens one.
 
-    `say`, `end` and `stop` may be called from any thread, iteration from one. `counts`: what it has done so far.
+    `say`, `end` and `stop` may be called from any thread, iteration from one. `counts`: what it has
+    done so far.
 
     Args:
-        executors: of painting and of compositing; each runs its tasks in order, one at a time. Shut down by `close`.
+        executors: of painting and of compositing; each runs its tasks in order, one at a time. Shut
+            down by `close`.
         now: a clock in seconds, for `LiveFrame.delay_s` and to know how long painting takes.
         paint_s: how long it takes until the first frames of a window can be shown, as measured.
         on_close: called once.
@@ -70,8 +76,12 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         paint_s: float = 0.0,
         on_close: Callable[[], object] = lambda: None,
     ) -> None:
-        self.counts, self.options, self.loop = Counts(), options, loop
-        self._painter, self._now, self._on_close = painter, now, on_close
+        self.counts = Counts()
+        self.options = options
+        self.loop = loop
+        self._painter = painter
+        self._now = now
+        self._on_close = on_close
         own = ThreadPoolExecutor(1, "live paint"), ThreadPoolExecutor(1, "live compose")
         self._painting_in, self._composing_in = executors or own
         self._changed = threading.RLock()
@@ -80,7 +90,9 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         self._silence.flags.writeable = False
         self._speech = SpeechQueue(self._rate_hz, options.buffer_s, now)
         self._planner = LivePlanner(self._speech, options.hop, options.look_ahead_ms, self._silence)
-        self._generation, self._painting, self._closed = 0, False, False
+        self._generation = 0
+        self._painting = False
+        self._closed = False
         self._error: BaseException | None = None
         self._took_s: deque[float] = deque([paint_s], maxlen=_REMEMBERED)
         self._last = loop.planes[0]  # what was shown last
@@ -94,10 +106,12 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         """Adds speech; returns the seconds that wait to be heard.
 
         Args:
-            samples: mono `(n,)`, int16, or float32 in [−1, 1]; of any length. rate_hz: 8,000 to 48,000.
+            samples: mono `(n,)`, int16, or float32 in [−1, 1]; of any length. rate_hz: 8,000 to
+                48,000.
 
         Raises:
-            Busy: more than `options.buffer_s` seconds would wait; none of `samples` is taken. InputError: they cannot
+            Busy: more than `options.buffer_s` seconds would wait; none of `samples` is taken.
+                InputError: they cannot
             be used, or the session is closed.
         """
         with self._changed:
@@ -108,24 +122,28 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             return self._speech.left_s + self._planner.waiting * float(FRAME_S)
 
     def end(self) -> None:
-        """The utterance is complete: the rest is painted without look-ahead. Speech after it is another one."""
+        """The utterance is complete: the rest is painted without look-ahead. Speech after it is
+        another one.
+        """
         with self._changed:
             self._check_open("end")
             self._planner.end()
             self._go_on()
 
     def stop(self) -> float:
-        """Drops what was not given yet; returns the seconds of the current utterance that were, 0 in silence.
+        """Drops what was not given yet; returns the seconds of the current utterance that were, 0
+        in silence.
 
-        Sound fades within the first 20 ms of the next frame, the mouth within 160 ms. Of a window that is being
-        painted, the step under way is the last.
+        Sound fades within the first 20 ms of the next frame, the mouth within 160 ms. Of a window
+        that is being painted, the step under way is the last.
         """
         with self._changed:
             self._check_open("stop")
             self._generation += 1
             kept = [*self._ready][: self._planner.stop(len(self._ready))]
             self._ready = deque(self._fading(one, place) for place, one in enumerate(kept))
-            given_s, self._given = self._given[1] / self._rate_hz, (0, 0)
+            given_s = self._given[1] / self._rate_hz
+            self._given = (0, 0)
             return given_s
 
     def close(self) -> None:
@@ -150,7 +168,9 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             raise InputError(f"LiveSession.{method}: the session is closed; open another")
 
     def __next__(self) -> LiveFrame:
-        """The next 40 ms, at once. Raises what painting raised, and from then on StopIteration, as after `close`."""
+        """The next 40 ms, at once. Raises what painting raised, and from then on StopIteration, as
+        after `close`.
+        """
         with self._changed:
             if self._closed:
                 raise StopIteration
@@ -166,7 +186,8 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         raise self._error
 
     def _shown(self) -> LiveFrame:
-        index, shown = self.counts.frames, self._planner.show(len(self._ready))
+        index = self.counts.frames
+        shown = self._planner.show(len(self._ready))
         self.counts.frames += 1
         if shown.late:
             self.counts.late += 1
@@ -186,11 +207,14 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         samples = spoken.samples + (before if number == spoken.utterance else 0)
         self._given = (0, 0) if spoken.ends else (spoken.utterance, samples)
         delay_s = self._now() - spoken.said_s
-        return LiveFrame(index, ready.planes, spoken.sound, spoken.utterance, True, spoken.ends, delay_s=delay_s)
+        return LiveFrame(
+            index, ready.planes, spoken.sound, spoken.utterance, True, spoken.ends, delay_s=delay_s
+        )
 
     def _fading(self, ready: _Ready, place: int) -> _Ready:
         """A frame after `stop`, the `place`-th of at most three."""
-        planned, sound = ready.planned, self._silence
+        planned = ready.planned
+        sound = self._silence
         if place == 0:
             ramp = np.arange(len(sound)) / (_STOPPED_S * self._rate_hz)
             sound = (planned.spoken.sound * np.maximum(1 - ramp, 0)).astype(np.float32)
@@ -205,12 +229,17 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         return ceil(_HEADROOM * max(self._took_s) / FRAME_S)
 
     def _go_on(self, *, pressed: bool = False) -> None:
-        """Begins to paint the next window, if there is speech for it; `pressed`: with the speech there is."""
+        """Begins to paint the next window, if there is speech for it; `pressed`: with the speech
+        there is.
+        """
         if self._painting or self._closed or self._error is not None:
             return
         if planned := self._planner.window(self._paint_frames, pressed=pressed):
-            self._painting, self.counts.starved = True, self._planner.starved
-            task = partial(self._paint, self._generation, planned, self._speech.ahead(AHEAD), self._now())
+            self._painting = True
+            self.counts.starved = self._planner.starved
+            task = partial(
+                self._paint, self._generation, planned, self._speech.ahead(AHEAD), self._now()
+            )
             self._painting_in.submit(task).add_done_callback(self._after_painting)
 
     # In the threads of the executors.
@@ -219,18 +248,26 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         if generation != self._generation:
             raise Canceled
 
-    def _paint(self, generation: int, planned: Sequence[PlannedFrame], ahead: Float32Array, begun_s: float) -> None:
+    def _paint(
+        self, generation: int, planned: Sequence[PlannedFrame], ahead: Float32Array, begun_s: float
+    ) -> None:
         check = partial(self._check, generation)
         latents = self._painter.latents(planned, ahead, check)
-        for place, (one, painted) in enumerate(zip(planned, self._painter.decoded(latents), strict=True)):
+        for place, (one, painted) in enumerate(
+            zip(planned, self._painter.decoded(latents), strict=True)
+        ):
             check()
             first_s = begun_s if place == 0 else None
-            composing = self._composing_in.submit(partial(self._compose, generation, one, painted, first_s))
+            composing = self._composing_in.submit(
+                partial(self._compose, generation, one, painted, first_s)
+            )
             composing.add_done_callback(self._note_error)
         self.counts.windows += 1
         self.counts.painting_s += self._now() - begun_s
 
-    def _compose(self, generation: int, planned: PlannedFrame, painted: UInt16Array, begun_s: float | None) -> None:
+    def _compose(
+        self, generation: int, planned: PlannedFrame, painted: UInt16Array, begun_s: float | None
+    ) -> None:
         self._check(generation)
         patch = self._painter.patch(planned.position, painted, begins=planned.begins)
         planes = self._painter.picture(planned.position, patch, planned.share)

@@ -29,8 +29,9 @@ from latentsync_trt.sync.windows import make_inpainter
 IdleClip = str | Path | IdleLoop
 
 LEAST_MEASURE_S = 2.0
-"""Windows are measured for so long at most, or for five times the time in which their frames are shown: three windows
-that are painted in just less than real time need three times that."""
+"""Windows are measured for so long at most, or for five times the time in which their frames are
+shown: three windows that are painted in just less than real time need three times that.
+"""
 
 MOST_LOAD = 0.9
 """Share of the time in which the networks may paint; the rest evens out."""
@@ -38,7 +39,9 @@ MOST_LOAD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a window, of the networks: seconds until its first frames are painted, and of all its frames."""
+    """Of a window, of the networks: seconds until its first frames are painted, and of all its
+    frames.
+    """
 
     first_s: float
     busy_s: float
@@ -54,9 +57,13 @@ class LiveSessions:
 
     def open(self, video: IdleClip, options: LiveOptions, **others: Any) -> LiveSession:
         """`others`: arguments of `LiveSession`."""
-        manifest, chosen = self._slot.bundle.manifest, options.sync_options()
+        manifest = self._slot.bundle.manifest
+        chosen = options.sync_options()
         if options.hop > manifest.frames:
-            raise InputError(f"--hop {options.hop}: windows of bundle {manifest.name} have {manifest.frames} frames")
+            raise InputError(
+                f"--hop {options.hop}: windows of bundle "
+                f"{manifest.name} have {manifest.frames} frames"
+            )
         if not isinstance(video, IdleLoop):
             check_file(path_argument(video, "video"))
         if not options.slow:
@@ -65,7 +72,9 @@ class LiveSessions:
         with ExitStack() as opening:
             model = opening.enter_context(self._slot.acquired(graphs_for(chosen), lasting=True))
             inpainter = make_inpainter(model, chosen)
-            encoder = StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), manifest.frames)
+            encoder = StreamingAudioEncoder(
+                model.audio_encoder, filters_of(model.bundle), manifest.frames
+            )
             paster = Paster(detector, paste=options.paste)
             # Before the clip is read, which takes minutes where painting is too slow.
             key = chosen.sampling, chosen.guidance, options.hop
@@ -74,11 +83,16 @@ class LiveSessions:
                 self._costs[key] = measured(blank, options.hop)
             cost = self._costs[key]
             load = self._admit(cost, options)
-            loop = video if isinstance(video, IdleLoop) else load_idle(Path(video), options, detector, inpainter)
+            if isinstance(video, IdleLoop):
+                loop = video
+            else:
+                loop = load_idle(Path(video), options, detector, inpainter)
             painter = SessionPainter(inpainter, loop, encoder, paster)
             paint_s = cost.first_s + composing_s(painter, loop)
             held = opening.pop_all()
-        session = LiveSession(painter, loop, options, paint_s=paint_s, on_close=held.close, **others)
+        session = LiveSession(
+            painter, loop, options, paint_s=paint_s, on_close=held.close, **others
+        )
         held.callback(self._loads.pop, session, None)
         self._loads[session] = load
         return session
@@ -88,26 +102,39 @@ class LiveSessions:
             session.close()
 
     def _refuse_published_on_cpu(self) -> None:
-        """Raises `Busy` for a published model on the CPU: on two cores a window of three steps took four minutes
-        (benchmarks/calibrate-cpu-full.json), and to open it alone takes longer than to measure others."""
+        """Raises `Busy` for a published model on the CPU: on two cores a window of three steps took
+        four minutes (benchmarks/calibrate-cpu-full.json), and to open it alone takes longer than to
+        measure others.
+        """
         model = self._slot.bundle.manifest.model
         if self._slot.selection.provider is CPU and model in MODEL_RESOLUTION_PX:
             cure = "use a GPU (latentsync-trt doctor), or run it anyway with --slow"
             raise Busy(f"live: model {model} paints far slower than real time on the CPU; {cure}")
 
     def _admit(self, cost: Cost, options: LiveOptions) -> float:
-        """Share of the time in which the networks paint for a session that speaks; raises `Busy` if it does not fit
-        beside those that are open, or alone unless `options.slow`."""
-        hop, others = options.hop, sum(list(self._loads.values()))
+        """Share of the time in which the networks paint for a session that speaks; raises `Busy` if
+        it does not fit beside those that are open, or alone unless `options.slow`.
+        """
+        hop = options.hop
+        others = sum(list(self._loads.values()))
         load = cost.busy_s / float(hop * FRAME_S)
         if others + load <= MOST_LOAD or (options.slow and not others):
             return load
         least = "at least " if cost.busy_s >= measure_s(hop) else ""
-        takes = f"a window of {hop} frames takes {least}{cost.busy_s:.2f} s of {float(hop * FRAME_S):.2f} s"
-        why = f"painting is slower than real time here ({takes}); use a bundle of lower resolution, fewer --steps, a "
+        takes = (
+            f"a window of {hop} frames takes {least}{cost.busy_s:.2f} "
+            f"s of {float(hop * FRAME_S):.2f} s"
+        )
+        why = (
+            f"painting is slower than real time here ({takes}); "
+            "use a bundle of lower resolution, fewer --steps, a "
+        )
         why += "higher --hop, or a faster GPU, or run it anyway with --slow"
         if others:
-            why = f"no room for another session: {takes}, and those open may take {others:.0%} of the time already "
+            why = (
+                f"no room for another session: {takes}, and those "
+                f"open may take {others:.0%} of the time already "
+            )
             why += f"(of {MOST_LOAD:.0%}); close one, or open it on another GPU"
         raise Busy(f"live: {why}")
 
@@ -118,7 +145,9 @@ def measure_s(hop: int) -> float:
 
 
 def measured(painter: SessionPainter, hop: int) -> Cost:
-    """The least of two windows after a first one, as far as they are painted within `measure_s`; without any, that."""
+    """The least of two windows after a first one, as far as they are painted within `measure_s`;
+    without any, that.
+    """
     most_s = measure_s(hop)
     end_s = perf_counter() + most_s
     costs = list[Cost]()

@@ -41,17 +41,23 @@ def measure_clip(
     on_progress: ProgressCallback | None = None,
     meter: SyncMeter | None = None,
 ) -> Curves:
-    """The lips of `video` and the speech in `audio`; holds one frame at a time. Raises `MediaError`.
+    """The lips of `video` and the speech in `audio`; holds one frame at a time. Raises
+    `MediaError`.
 
     Args:
-        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video. on_progress:
+        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the
+            video. on_progress:
             called after every frame. meter: of the same recording; sees the faces, too.
     """
     loudness = Loudness()
     deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
-    levels_db, gaps, detector = loudness.levels_db(), list[float](), MediaPipeDetector()
+    levels_db = loudness.levels_db()
+    gaps = list[float]()
+    detector = MediaPipeDetector()
     main_face = MainFace(detector, _FOLLOWED_PX)
-    for index, frame in enumerate(square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))):
+    for index, frame in enumerate(
+        square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
+    ):
         tracked = main_face.update(frame)
         mesh = None if tracked is None else detector.mesh(frame, tracked.face)
         if meter is not None and tracked is not None:
@@ -63,32 +69,44 @@ def measure_clip(
     return joined(np.array(gaps, np.float32), levels_db, mouth)
 
 
-def face_views(clips: Sequence[Iterable[UInt8Array]], side_px: int) -> Iterator[tuple[UInt8Array, ...] | None]:
-    """The face of each frame in every clip, uint8 `(side, side, 3)` RGB, cut out where the first clip's face is; None
-    where that has none.
+def face_views(
+    clips: Sequence[Iterable[UInt8Array]], side_px: int
+) -> Iterator[tuple[UInt8Array, ...] | None]:
+    """The face of each frame in every clip, uint8 `(side, side, 3)` RGB, cut out where the first
+    clip's face is; None where that has none.
 
     Args:
-        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB. Raises `InputError` if they differ in size.
+        clips: the source, then results of it; frames uint8 `(H, W, 3)` RGB. Raises `InputError` if
+            they differ in size.
     """
     main_face = MainFace(MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):
         if len({frame.shape for frame in frames}) > 1:
             sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)
-            raise InputError(f"pictures of {sizes} px, source first; give videos of one size", usage=False)
+            raise InputError(
+                f"pictures of {sizes} px, source first; give videos of one size", usage=False
+            )
         followed = main_face.update(frames[0])
-        yield None if followed is None else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
+        yield (
+            None
+            if followed is None
+            else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
+        )
 
 
 def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
     """`face` with the region that a network of this resolution generates in gray; same size."""
-    small = cv2.resize(face, (resolution_px, resolution_px), interpolation=cv2.INTER_AREA).astype(np.float32)
+    small = cv2.resize(face, (resolution_px, resolution_px), interpolation=cv2.INTER_AREA).astype(
+        np.float32
+    )
     gray = np.rint((small - 127.5) * mouth_mask(resolution_px)[..., None] + 127.5).astype(np.uint8)
     return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
 def choose_moments(curves: Curves) -> dict[int, str]:
-    """Labels by frame: one with a face in each sixth of the clip, in every second one the most shut mouth if its lips
-    touch there, else the widest; as measured."""
+    """Labels by frame: one with a face in each sixth of the clip, in every second one the most shut
+    mouth if its lips touch there, else the widest; as measured.
+    """
     moments = {}
     for number, part in enumerate(np.array_split(np.arange(len(curves)), 6)):
         seen = part[~np.isnan(curves.gaps[part])]

@@ -1,4 +1,6 @@
-"""Compares two finished results of one clip, A and B: pictures and lips, as numbers, table and page."""
+"""Compares two finished results of one clip, A and B: pictures and lips, as numbers, table and
+page.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,8 @@ Line = tuple[str, str, str, str]
 class ClipResults:
     """What was measured on the clip.
 
-    `areas`: of the "generated" part of the faces and of the "mouth". `lips`, `syncnet`: of A and B, if that measured.
+    `areas`: of the "generated" part of the faces and of the "mouth". `lips`, `syncnet`: of A and B,
+    if that measured.
     """
 
     name: str
@@ -58,9 +61,14 @@ class ClipResults:
 
 
 def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[Line]:
-    """A line of two numbers in one format, and by how much B's is higher; none where one is unknown."""
+    """A line of two numbers in one format, and by how much B's is higher; none where one is
+    unknown.
+    """
     if a is not None and b is not None:
-        change = f"{100 * (b - a):+.0f} points" if form.endswith("%") else format(b - a, f"+{form}")
+        if form.endswith("%"):
+            change = f"{100 * (b - a):+.0f} points"
+        else:
+            change = format(b - a, f"+{form}")
         yield name, format(a, form), format(b, form), change
 
 
@@ -77,42 +85,64 @@ def compare_results(
     network: SyncNet | None,
     on_progress: ProgressCallback,
 ) -> tuple[ClipResults, dict[str, object]]:
-    """Measures A and B at `side_px`, writes the picture and the video that show them, named after the `report`, and
-    makes what else the page shows.
+    """Measures A and B at `side_px`, writes the picture and the video that show them, named after
+    the `report`, and makes what else the page shows.
 
     Raises:
-        InputError: no frame shows a face, or pictures differ in size. OutputError, MediaError: of a file.
+        InputError: no frame shows a face, or pictures differ in size. OutputError, MediaError: of a
+            file.
     """
     delays = delays_of(clip.video, clip.audio)
-    meters = {} if network is None else {side: SyncMeter(network, clip.audio, delays.sound_s) for side in "AB"}
+    if network is None:
+        meters = {}
+    else:
+        meters = {side: SyncMeter(network, clip.audio, delays.sound_s) for side in "AB"}
     measure = partial(measure_clip, audio=clip.audio, delay_s=delays.sound_s)
     pairs = zip("AB", videos, strict=True)
-    curves = [measure(video, on_progress=labeled(on_progress, side), meter=meters.get(side)) for side, video in pairs]
+    curves = [
+        measure(video, on_progress=labeled(on_progress, side), meter=meters.get(side))
+        for side, video in pairs
+    ]
     count = min(map(len, curves))
-    both = {side: joined(each.gaps[:count], each.levels_db) for side, each in zip("AB", curves, strict=True)}
+    both = {
+        side: joined(each.gaps[:count], each.levels_db)
+        for side, each in zip("AB", curves, strict=True)
+    }
     played = Playback(Fraction(MODEL_FPS), Fraction(count, MODEL_FPS))
     original = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, played)) for video in videos)
     parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-    areas, moments = {area: list[tuple[float, float]]() for area in parts}, choose_moments(both["A"])
+    areas = {area: list[tuple[float, float]]() for area in parts}
+    moments = choose_moments(both["A"])
     columns = dict[str, Sequence[UInt8Array]]()
 
     def side_by_side() -> Iterator[UInt8Array]:
-        for index, faces in enumerate(face_views([square_rgb(clip.video, original), *results], side_px)):
+        for index, faces in enumerate(
+            face_views([square_rgb(clip.video, original), *results], side_px)
+        ):
             on_progress(Progress("comparing", index, count))
             if faces is None:
                 yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
                 continue
             for area, part in parts.items():
                 areas[area].append(compared(faces[1][part], faces[2][part]))
-            small = [cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA) for face in faces]
+            small = [
+                cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA)
+                for face in faces
+            ]
             source, a, b = np.asarray(small, np.uint8)
-            row = source, a, b, np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8)
+            row = (
+                source,
+                a,
+                b,
+                np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8),
+            )
             if index in moments:
                 columns[moments[index]] = row
             yield np.hstack(row)
 
-    picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
+    picture = report.with_suffix(".png")
+    video = report.with_suffix(".mp4")
     write_pictures(video, side_by_side(), audio=clip.audio, audio_delay_s=delays.sound_s)
     likeness = {area: overall(frames) for area, frames in areas.items()}
     shown = write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))

@@ -1,5 +1,7 @@
-"""How well lips follow speech: the gap between them, from FaceMesh, against the voice, and against the mouth that the
-speech requires, where that is known. Pure. All curves have one value per frame at the model's rate."""
+"""How well lips follow speech: the gap between them, from FaceMesh, against the voice, and against
+the mouth that the speech requires, where that is known. Pure. All curves have one value per frame
+at the model's rate.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,8 +29,10 @@ _MOST_LAG_FRAMES = 8
 _LEAST_FRAMES = 3
 """With fewer frames every correlation is 1 or −1."""
 
-# Opposite points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
-_UPPER_LIP, _LOWER_LIP = [82, 312, 81, 311, 80, 310], [87, 317, 178, 402, 88, 318]
+# Opposite points on the inner edges of the upper and the lower lip, and the outer corners of the
+# eyes.
+_UPPER_LIP = [82, 312, 81, 311, 80, 310]
+_LOWER_LIP = [87, 317, 178, 402, 88, 318]
 _EYES = [33, 263]
 _POINTS = np.array([*_UPPER_LIP, *_LOWER_LIP, *_EYES])
 
@@ -36,8 +40,10 @@ _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 """Of 20 ms: a frame's loudness is that of the halves before and after its time."""
 
 _BANDS_HZ = ((100, 600), (700, 3500))
-"""Below the first formant of an open mouth, and above: opening the jaw raises it, so the upper band gains on the lower.
-Loudness alone says little about real mouths, where m and n are loud: r = −0.3 to 0 in three clips of people."""
+"""Below the first formant of an open mouth, and above: opening the jaw raises it, so the upper band
+gains on the lower. Loudness alone says little about real mouths, where m and n are loud: r = −0.3
+to 0 in three clips of people.
+"""
 _WINDOW = np.hanning(_SAMPLES_PER_HALF)
 _HZ = np.fft.rfftfreq(_SAMPLES_PER_HALF, 1 / SPEECH_RATE_HZ)
 _LEAST_POWER = 1e-30
@@ -46,22 +52,30 @@ _DRIFT_FRAMES = 2 * MODEL_FPS + 1
 """Slower changes are smiles, poses and distances from the microphone: subtracted."""
 
 ON_TIME_FRAMES = 3
-"""Right mouths agree best with their speech between 2 frames before and 1 after it, by person and recording."""
+"""Right mouths agree best with their speech between 2 frames before and 1 after it, by person and
+recording.
+"""
 _FARTHEST_FRAMES = 12
 _WRONG_TIMES = 60
-FOLLOWS, _FOLLOWS_LATE = 2.5, 3.0
-"""Of lips on time, and of late ones, among which more delays are tried. See benchmarks/verdicts.json."""
+FOLLOWS = 2.5
+_FOLLOWS_LATE = 3.0
+"""Of lips on time, and of late ones, among which more delays are tried. See
+benchmarks/verdicts.json.
+"""
 _LEAST_SPOKEN = 3 * MODEL_FPS
 """With less speech, unrelated lips follow it by chance."""
 _ENOUGH_FRAMES = 8 * MODEL_FPS
-"""With less, lips often follow without being distinct, and unrelated ones agree at one of many delays."""
+"""With less, lips often follow without being distinct, and unrelated ones agree at one of many
+delays.
+"""
 _RESAMPLINGS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """A clip over time, float32: `gaps (n,)` between the lips, see `gap_of`; `levels_db (n, 3)` of the speech, see
-    `Loudness`; `mouth`: the known mouth of these n frames, if any."""
+    """A clip over time, float32: `gaps (n,)` between the lips, see `gap_of`; `levels_db (n, 3)` of
+    the speech, see `Loudness`; `mouth`: the known mouth of these n frames, if any.
+    """
 
     gaps: Float32Array
     levels_db: Float32Array
@@ -72,7 +86,9 @@ class Curves:
 
     @property
     def silent(self) -> BoolArray:
-        """Frames without speech: known, else measured; the mouth may move in the three before and after it."""
+        """Frames without speech: known, else measured; the mouth may move in the three before and
+        after it.
+        """
         if self.mouth:
             return self.mouth.silent
         loud = np.pad(self.levels_db[:, 0] > QUIET_DB, _NEAR_SPEECH_FRAMES)
@@ -82,8 +98,10 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class SyncScore:
-    """How lips follow the known mouth of their speech: `opening`, `lag_frames`, see `agreement`; shares of m, b, p
-    (`closures`) and of silent frames (`silence`) that are shown shut, NaN without any."""
+    """How lips follow the known mouth of their speech: `opening`, `lag_frames`, see `agreement`;
+    shares of m, b, p (`closures`) and of silent frames (`silence`) that are shown shut, NaN without
+    any.
+    """
 
     opening: float
     lag_frames: int
@@ -91,68 +109,97 @@ class SyncScore:
     silence: float
 
     def __str__(self) -> str:
-        opening = f"opening follows the spoken mouth at r = {self.opening:.2f}; {self.lag_frames} frames late"
-        return f"{opening}; m, b, p shown shut: {self.closures:.0%}; shut in silence: {self.silence:.0%}"
+        opening = (
+            "opening follows the spoken mouth at r = "
+            f"{self.opening:.2f}; {self.lag_frames} frames late"
+        )
+        return (
+            f"{opening}; m, b, p shown shut: {self.closures:.0%}; "
+            f"shut in silence: {self.silence:.0%}"
+        )
 
 
 def joined(gaps: Float32Array, levels_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
     """Curves cut to the length of the shortest."""
     count = min(len(gaps), len(levels_db), *([len(mouth.opening)] if mouth else []))
-    cut = SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count]) if mouth else None
+    cut = (
+        SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count])
+        if mouth
+        else None
+    )
     return Curves(gaps[:count], levels_db[:count], cut)
 
 
 def score(gaps: Float32Array, mouth: SpokenMouth) -> SyncScore:
-    """The numbers of a clip beside its known mouth; raises `InputError` if fewer than three frames show a face."""
+    """The numbers of a clip beside its known mouth; raises `InputError` if fewer than three frames
+    show a face.
+    """
     spans = runs_of_true(mouth.shut)
-    closures = fmean(bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in spans) if spans else math.nan
+    if spans:
+        closures = fmean(bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in spans)
+    else:
+        closures = math.nan
     return SyncScore(*agreement(gaps, mouth.opening), closures, closed_rate(gaps, mouth.silent))
 
 
 def measured(curves: Curves, person: int | None = None) -> LipMeasure:
     """The verdict on a clip, from the voice alone, and its figures."""
     known = ~np.isnan(curves.gaps)
-    frames, spoken = int(known.sum()), int((known & (curves.levels_db[:, 0] > QUIET_DB)).sum())
+    frames = int(known.sum())
+    spoken = int((known & (curves.levels_db[:, 0] > QUIET_DB)).sum())
     shut = closed_rate(curves.gaps, curves.silent)
     silence = None if math.isnan(shut) else shut
     if spoken < _LEAST_SPOKEN:
         return LipMeasure(person, frames, "cannot tell", shut_in_silence=silence)
     alike, distinct, late_frames = following(curves.gaps, curves.levels_db[:, 1:])
     follows = distinct >= FOLLOWS
-    verdict: Verdict = "follows" if follows else "weak" if spoken >= _ENOUGH_FRAMES else "cannot tell"
+    verdict: Verdict = (
+        "follows" if follows else "weak" if spoken >= _ENOUGH_FRAMES else "cannot tell"
+    )
     late_ms = late_frames * 1000 // MODEL_FPS if follows and late_frames else None
     return LipMeasure(person, frames, verdict, alike, distinct, late_ms, silence)
 
 
 def gap_of(mesh: Float32Array) -> float:
-    """The gap between the lips of `mesh (468, 2 or 3)`, in distances between the outer corners of the eyes."""
+    """The gap between the lips of `mesh (468, 2 or 3)`, in distances between the outer corners of
+    the eyes.
+    """
     *lips, left, right = mesh[_POINTS, :2].tolist()
     gaps = map(math.dist, lips[: len(_UPPER_LIP)], lips[len(_UPPER_LIP) :])
     return fmean(gaps) / math.dist(left, right)
 
 
 def agreement(measured: Float32Array, target: Float32Array) -> tuple[float, int]:
-    """The correlation of two curves `(n,)` at lag 0, in [−1, 1], 0 if one is flat; the delay of the first one, in
-    frames, at which they agree best. Raises `InputError` if fewer than three frames are not NaN in both."""
-    reach, found = min(_MOST_LAG_FRAMES, max(len(measured) - 1, 0)), dict[int, float]()
+    """The correlation of two curves `(n,)` at lag 0, in [−1, 1], 0 if one is flat; the delay of the
+    first one, in frames, at which they agree best. Raises `InputError` if fewer than three frames
+    are not NaN in both.
+    """
+    reach = min(_MOST_LAG_FRAMES, max(len(measured) - 1, 0))
+    found = dict[int, float]()
     padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
     for lag in range(-reach, reach + 1):
         shifted = padded[reach + lag :][: len(target)]
         known = ~(np.isnan(shifted) | np.isnan(target))
         if known.sum() >= _LEAST_FRAMES:
-            x, y = shifted[known], target[known].astype(np.float64)
+            x = shifted[known]
+            y = target[known].astype(np.float64)
             found[lag] = float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0
     if 0 not in found:
-        raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
+        raise InputError(
+            f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False
+        )
     return found[0], max(found, key=lambda lag: (found[lag], -abs(lag)))
 
 
 def following(gaps: Float32Array, voice_db: Float32Array) -> tuple[float, float, int]:
-    """How much of the movement of `gaps (n,)`, NaN without a face, at least 3 s with one, `voice_db (n, 2)` explains.
+    """How much of the movement of `gaps (n,)`, NaN without a face, at least 3 s with one, `voice_db
+    (n, 2)` explains.
 
     Returns:
-        The correlation in [0, 1] of the gaps with what fits them best of both bands, near the right time; by how many
-        standard deviations it exceeds that at wrong times, which is chance: lips follow from `FOLLOWS` on; the delay
+        The correlation in [0, 1] of the gaps with what fits them best of both bands, near the right
+            time; by how many
+        standard deviations it exceeds that at wrong times, which is chance: lips follow from
+            `FOLLOWS` on; the delay
         of the lips in frames, 0 unless it is certain that it exceeds `ON_TIME_FRAMES`.
     """
     match = _Match(gaps, np.maximum(voice_db, np.float32(QUIET_DB)))
@@ -166,7 +213,9 @@ def following(gaps: Float32Array, voice_db: Float32Array) -> tuple[float, float,
 
     _, late = match.best(0, _FARTHEST_FRAMES)
     least, most = match.delays(late)
-    if (~np.isnan(gaps)).sum() >= _ENOUGH_FRAMES and (least > ON_TIME_FRAMES or most < -ON_TIME_FRAMES):
+    if (~np.isnan(gaps)).sum() >= _ENOUGH_FRAMES and (
+        least > ON_TIME_FRAMES or most < -ON_TIME_FRAMES
+    ):
         found = near(late)
         if found[1] >= _FOLLOWS_LATE:
             return found
@@ -177,7 +226,8 @@ class _Match:
     """The movement of the lips, and what explains it best of the voice so many frames before."""
 
     def __init__(self, gaps: Float32Array, voice_db: Float32Array) -> None:
-        self._at, self._frames = np.flatnonzero(~np.isnan(gaps)), len(gaps)
+        self._at = np.flatnonzero(~np.isnan(gaps))
+        self._frames = len(gaps)
         opened = _steady(gaps)[self._at]
         self._opened = opened - opened.mean()
         self._bands = np.column_stack([_steady(band) for band in voice_db.T])
@@ -187,21 +237,37 @@ class _Match:
         return np.asarray(sound - sound.mean(axis=0), np.float64)
 
     def _weights(self, shift: int) -> Float64Array:
-        """Of the bands, by least squares; 0 where more of the upper band would mean a smaller gap."""
-        found = np.asarray(np.linalg.lstsq(self._heard(shift), self._opened, rcond=None)[0], np.float64)
-        return found if found[1] > 0 else np.zeros(2)
+        """Of the bands, by least squares; 0 where more of the upper band would mean a smaller
+        gap.
+        """
+        found = np.asarray(
+            np.linalg.lstsq(self._heard(shift), self._opened, rcond=None)[0], np.float64
+        )
+        if found[1] > 0:
+            return found
+        return np.zeros(2)
 
     def best(self, middle: int, reach: int) -> tuple[float, int]:
         """The highest correlation of shifts around `middle`, and its shift."""
-        size, shifts = float(np.linalg.norm(self._opened)) or 1.0, range(middle - reach, middle + reach + 1)
-        return max((float(np.linalg.norm(self._heard(each) @ self._weights(each))) / size, each) for each in shifts)
+        size = float(np.linalg.norm(self._opened)) or 1.0
+        shifts = range(middle - reach, middle + reach + 1)
+        return max(
+            (float(np.linalg.norm(self._heard(each) @ self._weights(each))) / size, each)
+            for each in shifts
+        )
 
     def delays(self, shift: int) -> tuple[float, float]:
-        """The least and the most delay that is likely (95 %), with the weights of `shift`: bootstrap over seconds."""
-        shifts, weights = np.arange(-_FARTHEST_FRAMES, _FARTHEST_FRAMES + 1), self._weights(shift)
-        alike = np.column_stack([self._opened * (self._heard(each) @ weights) for each in shifts.tolist()])
+        """The least and the most delay that is likely (95 %), with the weights of `shift`:
+        bootstrap over seconds.
+        """
+        shifts = np.arange(-_FARTHEST_FRAMES, _FARTHEST_FRAMES + 1)
+        weights = self._weights(shift)
+        alike = np.column_stack(
+            [self._opened * (self._heard(each) @ weights) for each in shifts.tolist()]
+        )
         seconds, starts = np.unique(self._at // MODEL_FPS, return_index=True)
-        sums, count = np.add.reduceat(alike, starts), len(seconds)
+        sums = np.add.reduceat(alike, starts)
+        count = len(seconds)
         draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _RESAMPLINGS)
         least, most = np.quantile(shifts[(draws @ sums).argmax(axis=1)], (0.025, 0.975)).tolist()
         return least, most
@@ -210,7 +276,9 @@ class _Match:
 def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
     """Share of the `silent (n,)` frames with a face in which the lips touch; NaN without any."""
     counted = gaps[silent & ~np.isnan(gaps)]
-    return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
+    if counted.size:
+        return float((counted < CLOSED_GAP).mean())
+    return math.nan
 
 
 class Loudness:
@@ -220,8 +288,11 @@ class Loudness:
         self._powers: list[Float64Array] = []
 
     def passing(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured when all passed."""
-        powers, rest = list[Float64Array](), np.zeros(0, np.float32)
+        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured
+        when all passed.
+        """
+        powers = list[Float64Array]()
+        rest = np.zeros(0, np.float32)
         for block in blocks:
             yield block
             samples = np.concatenate([rest, block])
@@ -231,10 +302,13 @@ class Loudness:
         self._powers = powers
 
     def levels_db(self) -> Float32Array:
-        """The loudness of the 40 ms around the time of each frame, of all and in both `_BANDS_HZ`: float32 `(n, 3)`,
-        each in dB below its loudest, at least −100; of no frame where no recording passed."""
+        """The loudness of the 40 ms around the time of each frame, of all and in both `_BANDS_HZ`:
+        float32 `(n, 3)`, each in dB below its loudest, at least −100; of no frame where no
+        recording passed.
+        """
         halves = np.concatenate([np.zeros((0, 3)), *self._powers])
-        after, before = halves[::2], np.concatenate([halves[:1], halves[1::2]])
+        after = halves[::2]
+        before = np.concatenate([halves[:1], halves[1::2]])
         means = (after + before[: len(after)]) / 2
         peaks = np.maximum(means.max(axis=0, initial=0.0), _LEAST_POWER)
         return np.asarray(10 * np.log10(np.maximum(means / peaks, 1e-10)), np.float32)
@@ -252,7 +326,9 @@ def _steady(curve: Float32Array) -> Float64Array:
     """`curve (n,)` less its running mean; NaN where it is NaN."""
     known = ~np.isnan(curve)
     total, count = (
-        np.convolve(np.pad(values.astype(np.float64), _DRIFT_FRAMES // 2), np.ones(_DRIFT_FRAMES), "valid")
+        np.convolve(
+            np.pad(values.astype(np.float64), _DRIFT_FRAMES // 2), np.ones(_DRIFT_FRAMES), "valid"
+        )
         for values in (np.where(known, curve, 0), known)
     )
     return np.asarray(curve - total / np.maximum(count, 1), np.float64)

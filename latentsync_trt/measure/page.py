@@ -35,15 +35,20 @@ _LIPS_AT_REST = 0.03
 _LEAST_TOP = 0.15
 """The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
 _LINES = ("#d9591c", "#1b9e85")
-_TARGET, _SHUT, _GRAY = "#3f7fd6", "#cf4a63", "#8792a1"
+_TARGET = "#3f7fd6"
+_SHUT = "#cf4a63"
+_GRAY = "#8792a1"
 
 SHOWN_PX = PORTRAIT_PX
 """Side of the faces in figures."""
-_LABELS_PX, _FOOT_PX = 180, 64
+_LABELS_PX = 180
+_FOOT_PX = 64
 
 
 def page_path(name: object, option: str, *, overwrite: bool) -> Path:
-    """The path that `option` names; raises `InputError` if no page can be written there, or one is to be kept."""
+    """The path that `option` names; raises `InputError` if no page can be written there, or one is
+    to be kept.
+    """
     path = local_path(str(name), option)
     if path.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{option} {path}: is not the name of a page; end it with .html")
@@ -53,22 +58,32 @@ def page_path(name: object, option: str, *, overwrite: bool) -> Path:
 
 
 def write_page(path: Path, template: str, **values: object) -> None:
-    """Writes the page that a template in `assets/reports` makes of `values`; raises `OutputError` if it cannot."""
+    """Writes the page that a template in `assets/reports` makes of `values`; raises `OutputError`
+    if it cannot.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    loader, strict = FileSystemLoader(_TEMPLATES), StrictUndefined
-    environment = Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    loader = FileSystemLoader(_TEMPLATES)
+    strict = StrictUndefined
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["base64"] = lambda file: b64encode(file).decode("ascii")
     write_file(path, environment.get_template(template).render(values))
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file, text as UTF-8, and makes its folder; raises `OutputError` if it cannot be written."""
+    """Writes a file, text as UTF-8, and makes its folder; raises `OutputError` if it cannot be
+    written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, keep=True) as staged:
-            # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash stands for them.
-            staged.write_bytes(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+            # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash
+            # stands for them.
+            staged.write_bytes(
+                content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+            )
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({reason_of(error)})") from error
 
@@ -81,19 +96,25 @@ def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
 
 
 def svg(figure: "Figure") -> str:
-    """A matplotlib figure as an inline `<svg>` element; black parts take the color of the page's text."""
+    """A matplotlib figure as an inline `<svg>` element; black parts take the color of the page's
+    text.
+    """
     import matplotlib
     from markupsafe import Markup
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
-        figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata=_NO_METADATA)
+        figure.savefig(
+            buffer, format="svg", bbox_inches="tight", transparent=True, metadata=_NO_METADATA
+        )
     drawing = buffer.getvalue().replace("#000000", "currentColor")
     return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
 
 
 def write_png(path: Path, figure: "Figure") -> bytes:
-    """Writes the figure as a PNG file, which it returns; raises `OutputError` if that cannot be done."""
+    """Writes the figure as a PNG file, which it returns; raises `OutputError` if that cannot be
+    done.
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     write_file(path, buffer.getvalue())
@@ -101,25 +122,39 @@ def write_png(path: Path, figure: "Figure") -> bytes:
 
 
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
-    """The loudness of the speech, and below it the gap between the lips in one or two results of it, by name."""
+    """The loudness of the speech, and below it the gap between the lips in one or two results of
+    it, by name.
+    """
     from matplotlib.figure import Figure
 
     first = next(iter(results.values()))
-    count, as_pixels = len(first), len(first) > _MOST_POINTS
-    top = max([_LEAST_TOP, *(float(np.nan_to_num(each.gaps).max(initial=0.0)) for each in results.values())])
+    count = len(first)
+    as_pixels = len(first) > _MOST_POINTS
+    top = max(
+        [
+            _LEAST_TOP,
+            *(float(np.nan_to_num(each.gaps).max(initial=0.0)) for each in results.values()),
+        ]
+    )
     time_s = (np.arange(count) + 0.5) / MODEL_FPS
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
     loud_db = first.levels_db[:, 0]
-    speech.fill_between(time_s, _FLOOR_DB, loud_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels)
+    speech.fill_between(
+        time_s, _FLOOR_DB, loud_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels
+    )
     speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
     _band(lips, first.silent, _GRAY, "nothing is said")
     if first.mouth is not None:
         _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
         target = _LIPS_AT_REST + (top - _LIPS_AT_REST) * first.mouth.opening
-        lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
+        lips.plot(
+            time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)"
+        )
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
-        lips.plot(time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels)
+        lips.plot(
+            time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels
+        )
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
     lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
@@ -132,14 +167,19 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
 def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
     spans_s = [(start / MODEL_FPS, (end - start) / MODEL_FPS) for start, end in runs_of_true(where)]
     place = axes.get_xaxis_transform()
-    axes.broken_barh(spans_s, (0, 1), transform=place, color=color, alpha=0.18, linewidth=0, label=label)
+    axes.broken_barh(
+        spans_s, (0, 1), transform=place, color=color, alpha=0.18, linewidth=0, label=label
+    )
 
 
 def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
-    """Labeled faces pixel by pixel; `columns`: label → faces from top to bottom, `(256, 256, 3)` RGB each."""
+    """Labeled faces pixel by pixel; `columns`: label → faces from top to bottom, `(256, 256, 3)`
+    RGB each.
+    """
     from matplotlib.figure import Figure
 
-    width_px, height_px = _LABELS_PX + len(columns) * SHOWN_PX, _FOOT_PX + len(rows) * SHOWN_PX
+    width_px = _LABELS_PX + len(columns) * SHOWN_PX
+    height_px = _FOOT_PX + len(rows) * SHOWN_PX
     figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI)
     axes = figure.add_axes((_LABELS_PX / width_px, _FOOT_PX / height_px, 1, 1))
     axes.set(xlim=(0, width_px), ylim=(0, height_px))
@@ -153,4 +193,7 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
 
 def contact_sheet(people: Sequence[PersonSummary], portraits: Mapping[int, UInt8Array]) -> "Figure":
     """The portrait of each person of a clip, with their number and for how long they are seen."""
-    return face_grid(("person",), {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people})
+    return face_grid(
+        ("person",),
+        {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people},
+    )

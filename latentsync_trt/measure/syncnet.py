@@ -1,8 +1,9 @@
 """SyncNet's LSE-C, LSE-D and offset, with which papers compare lip-sync.
 
-Chung and Zisserman 2016, "Out of Time: Automated Lip Sync in the Wild"; LSE: Prajwal et al. 2020, "A Lip Sync Expert Is
-All You Need for Speech to Lip Generation In the Wild". Windows, cepstra and scores are those of the public code,
-https://github.com/joonson/syncnet_python, and of LatentSync's `eval/`.
+Chung and Zisserman 2016, "Out of Time: Automated Lip Sync in the Wild"; LSE: Prajwal et al. 2020,
+"A Lip Sync Expert Is All You Need for Speech to Lip Generation In the Wild". Windows, cepstra and
+scores are those of the public code, https://github.com/joonson/syncnet_python, and of LatentSync's
+`eval/`.
 """
 
 from collections.abc import Mapping
@@ -25,10 +26,13 @@ from latentsync_trt.paths import exists, why_missing
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
-INPUTS, OUTPUTS = ("faces", "cepstra"), ("faces_embedding", "cepstra_embedding")
+INPUTS = ("faces", "cepstra")
+OUTPUTS = ("faces_embedding", "cepstra_embedding")
 EMBEDDING = 1024
 
-_FRAMES, _STEPS, _STEPS_PER_FRAME = 5, 20, 4
+_FRAMES = 5
+_STEPS = 20
+_STEPS_PER_FRAME = 4
 """Pictures and cepstra of a window of a fifth of a second."""
 REACH = 15
 """Most frames of offset."""
@@ -42,9 +46,13 @@ _EPSILON = 1e-6
 """Added to differences by PyTorch's `pairwise_distance`."""
 
 VIEW_SIZE_PX = 224, 224
-# In units of the pose's 75×100, in which the mesh of a face spans y = 2 to 85 in three real clips. The public code
-# takes a square of 1.4 times the height of the face, from its top down and around its middle, gray outside the frame.
-_UNIT_PX, _LEFT, _TOP, _OUTSIDE = 2, -18.5, 3.5, 110
+# In units of the pose's 75×100, in which the mesh of a face spans y = 2 to 85 in three real clips.
+# The public code takes a square of 1.4 times the height of the face, from its top down and around
+# its middle, gray outside the frame.
+_UNIT_PX = 2
+_LEFT = -18.5
+_TOP = 3.5
+_OUTSIDE = 110
 
 
 class SyncNet:
@@ -52,15 +60,23 @@ class SyncNet:
 
     def __init__(self, path: Path) -> None:
         self._session = Session(path)
-        names = tuple(tuple(each.name for each in ends) for ends in (self._session.inputs, self._session.outputs))
+        names = tuple(
+            tuple(each.name for each in ends)
+            for ends in (self._session.inputs, self._session.outputs)
+        )
         if names != (INPUTS, OUTPUTS):
-            raise BundleError(f"{path}: is not SyncNet; make it with `latentsync-trt export --syncnet FILE`")
+            raise BundleError(
+                f"{path}: is not SyncNet; make it with `latentsync-trt export --syncnet FILE`"
+            )
 
     def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of `views`, uint8 `(n + 4, 224, 224, 3)` RGB, 25 per
-        second, and `cepstra`, float32 `(4m + 16, 13)`."""
+        """Embeddings `(n, 1024)` and `(m, 1024)` of the windows of `views`, uint8 `(n + 4, 224,
+        224, 3)` RGB, 25 per second, and `cepstra`, float32 `(4m + 16, 13)`.
+        """
         channels = np.moveaxis(views[..., ::-1], -1, 0)  # BGR, as OpenCV reads pictures
-        faces = np.moveaxis(sliding_window_view(channels, _FRAMES, axis=1), (1, -1), (0, 2)).astype(np.float32)
+        faces = np.moveaxis(sliding_window_view(channels, _FRAMES, axis=1), (1, -1), (0, 2)).astype(
+            np.float32
+        )
         steps = sliding_window_view(cepstra, _STEPS, axis=0)[::_STEPS_PER_FRAME, None]
         given = np.ascontiguousarray(faces), np.ascontiguousarray(steps)
         lips, speech = self._session.run(dict(zip(INPUTS, given, strict=True)))
@@ -68,27 +84,36 @@ class SyncNet:
 
 
 def open_syncnet(given: str | Path | None) -> SyncNet | None:
-    """The network in the file `given`, else in the folder of bundles; None without one there. Raises `InputError` if
-    the given file does not exist, `BundleError` and `EngineBuildError` if a file is not SyncNet."""
+    """The network in the file `given`, else in the folder of bundles; None without one there.
+    Raises `InputError` if the given file does not exist, `BundleError` and `EngineBuildError` if a
+    file is not SyncNet.
+    """
     path = Path(given or checkpoints_folder() / SYNCNET_FILE)
     if given is not None and not exists(path):
         raise InputError(f"--syncnet {why_missing(path)}")
-    return SyncNet(path) if exists(path) else None
+    if exists(path):
+        return SyncNet(path)
+    return None
 
 
 class SyncMeter:
-    """Measures one face against a recording that begins at `start_s` of the video, frame by frame; memory grows by some
-    15 KB a second. Raises `MediaError` if the recording cannot be read."""
+    """Measures one face against a recording that begins at `start_s` of the video, frame by frame;
+    memory grows by some 15 KB a second. Raises `MediaError` if the recording cannot be read.
+    """
 
     def __init__(self, network: SyncNet, recording: Path, start_s: Fraction) -> None:
-        self._network, self._start_s = network, start_s
+        self._network = network
+        self._start_s = start_s
         self._cepstra = cepstra_of(read_audio_blocks(recording))
-        self._views, self._next = list[UInt8Array](), 0
+        self._views = list[UInt8Array]()
+        self._next = 0
         self._held: tuple[Fraction, UInt8Array] | None = None
         self._distances: list[Float32Array] = []
 
     def add(self, time_s: Fraction, frame: Picture, face: AlignedFace) -> None:
-        """The next `face` as it is in `frame`, uint8 `(H, W, 3)` RGB; at any rate: a 25th takes the nearest in time."""
+        """The next `face` as it is in `frame`, uint8 `(H, W, 3)` RGB; at any rate: a 25th takes the
+        nearest in time.
+        """
         at = (time_s - self._start_s) * MODEL_FPS
         if self._held is not None and at - self._held[0] <= _FURTHEST:
             self._show((self._held[0] + at) / 2)
@@ -110,36 +135,51 @@ class SyncMeter:
         if self._held is not None:
             self._show(self._held[0] + Fraction(1, 2))
             self._measure()
-        self._held, self._views = None, []
+        self._held = None
+        self._views = []
 
     def _measure(self) -> None:
-        """Distances of the windows so far, as far as the recording goes, from speech at all offsets; keeps the last
-        views. As in the public code, zeros stand for speech beyond both ends of the recording."""
-        first, end = self._next - len(self._views), (len(self._cepstra) - _STEPS) // _STEPS_PER_FRAME + 1
+        """Distances of the windows so far, as far as the recording goes, from speech at all
+        offsets; keeps the last views. As in the public code, zeros stand for speech beyond both
+        ends of the recording.
+        """
+        first = self._next - len(self._views)
+        end = (len(self._cepstra) - _STEPS) // _STEPS_PER_FRAME + 1
         count = min(len(self._views) - _FRAMES + 1, end - first)
         if count > 0:
-            low, high = max(first - REACH, 0), min(first + count + REACH, end)
+            low = max(first - REACH, 0)
+            high = min(first + count + REACH, end)
             steps = self._cepstra[low * _STEPS_PER_FRAME : (high - 1) * _STEPS_PER_FRAME + _STEPS]
             lips, speech = self._network.embed(np.stack(self._views[: count + _FRAMES - 1]), steps)
             speech = np.pad(speech, ((low - first + REACH, first + count + REACH - high), (0, 0)))
             around = sliding_window_view(speech, 2 * REACH + 1, axis=0)
-            self._distances.append(np.linalg.norm(lips[:, :, None] - around + np.float32(_EPSILON), axis=1))
+            self._distances.append(
+                np.linalg.norm(lips[:, :, None] - around + np.float32(_EPSILON), axis=1)
+            )
         self._views = self._views[1 - _FRAMES :]
 
     def result(self) -> SyncNetMeasure | None:
-        """The measure of all faces since the last result; None with less than two seconds of them."""
+        """The measure of all faces since the last result; None with less than two seconds of
+        them.
+        """
         self._end()
         table = np.concatenate([np.zeros((0, 2 * REACH + 1), np.float32), *self._distances])
         self._distances = []
         if len(table) < _LEAST_WINDOWS:
             return None
         means = table.mean(axis=0)
-        median, lse_d, best = float(np.median(means)), float(means.min()), int(means.argmin())
-        return SyncNetMeasure(median - lse_d, lse_d, REACH - best, len(table), tuple(means.tolist()))
+        median = float(np.median(means))
+        lse_d = float(means.min())
+        best = int(means.argmin())
+        return SyncNetMeasure(
+            median - lse_d, lse_d, REACH - best, len(table), tuple(means.tolist())
+        )
 
 
 def view_of(frame: Picture, face: AlignedFace) -> UInt8Array:
-    """What SyncNet sees of a face, upright: uint8 `(224, 224, 3)` RGB; `frame`: uint8 `(H, W, 3)` RGB."""
+    """What SyncNet sees of a face, upright: uint8 `(224, 224, 3)` RGB; `frame`: uint8 `(H, W, 3)`
+    RGB.
+    """
     matrix = rescaled(face, (75 * _UNIT_PX, 100 * _UNIT_PX))
     matrix[:, 2] -= _UNIT_PX * _LEFT, _UNIT_PX * _TOP
     return cut(frame, matrix, VIEW_SIZE_PX, _OUTSIDE)

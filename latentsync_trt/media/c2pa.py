@@ -20,7 +20,9 @@ from latentsync_trt.version import __version__
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
 _OTHER_FORMAT = "application/octet-stream"
 
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL
+)
 # By a key's curve, or the name of its class.
 _ALGORITHMS = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 _ALGORITHMS |= {"RSAPrivateKey": "ps256", "Ed25519PrivateKey": "ed25519"}
@@ -47,8 +49,10 @@ class Credentials:
 
 
 def read_credentials(pem: Path, output: Path) -> Credentials:
-    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial. Raises `InputError`: the
-    file cannot be used, chain and key are no pair, or the container cannot hold them; `MissingDependency`: no extra."""
+    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial.
+    Raises `InputError`: the file cannot be used, chain and key are no pair, or the container cannot
+    hold them; `MissingDependency`: no extra.
+    """
     if output.suffix.lower() not in FORMATS:
         raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
     if find_spec("c2pa") is None:
@@ -60,18 +64,24 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
             _write_signed(credentials, "image/png", BytesIO(picture), signed, "trial", source=None)
     except OutputError as error:
         # The package does not say which of the standard's rules is broken.
-        cure = "C2PA wants a valid X.509 v3 certificate that may sign (extended key usage such as e-mail), and its key"
+        cure = (
+            "C2PA wants a valid X.509 v3 certificate that may "
+            "sign (extended key usage such as e-mail), and its key"
+        )
         raise InputError(f"{pem}: {error}; {cure}", usage=False) from error
     return credentials
 
 
 def sign(path: Path, source: Path, credentials: Credentials, title: str = "") -> tuple[str, ...]:
-    """Replaces a finished video, .mp4 or .mov, by the same with credentials, verified; returns what they lack.
+    """Replaces a finished video, .mp4 or .mov, by the same with credentials, verified; returns what
+    they lack.
 
-    Takes half a gigabyte of memory at most, and for a moment twice the disk space: a file named "signed" beside it.
-    `source`: what was changed. `title`: the video's name, if not that of `path`. Raises `OutputError`.
+    Takes half a gigabyte of memory at most, and for a moment twice the disk space: a file named
+    "signed" beside it. `source`: what was changed. `title`: the video's name, if not that of
+    `path`. Raises `OutputError`.
     """
-    mime, signed = FORMATS[path.suffix.lower()], path.with_name("signed")
+    mime = FORMATS[path.suffix.lower()]
+    signed = path.with_name("signed")
     with writing(path):
         with path.open("rb") as unsigned, signed.open("w+b") as target:
             notices = _write_signed(credentials, mime, unsigned, target, title or path.name, source)
@@ -80,9 +90,16 @@ def sign(path: Path, source: Path, credentials: Credentials, title: str = "") ->
 
 
 def _write_signed(
-    credentials: Credentials, mime: str, unsigned: BinaryIO, target: BinaryIO, title: str, source: Path | None
+    credentials: Credentials,
+    mime: str,
+    unsigned: BinaryIO,
+    target: BinaryIO,
+    title: str,
+    source: Path | None,
 ) -> tuple[str, ...]:
-    """Writes what `unsigned` reads, with its credentials, to `target`, and verifies that; returns notices."""
+    """Writes what `unsigned` reads, with its credentials, to `target`, and verifies that; returns
+    notices.
+    """
     import c2pa
 
     begins: dict[str, Any] = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE}
@@ -117,7 +134,10 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
         except c2pa.C2paError as error:
             file.seek(0)
             builder.add_ingredient(ingredient, _OTHER_FORMAT, file)
-            return (f"{source}: earlier content credentials, if any, are not kept, since they cannot be read: {error}",)
+            return (
+                f"{source}: earlier content credentials, if any, "
+                f"are not kept, since they cannot be read: {error}",
+            )
     return ()
 
 
@@ -128,14 +148,22 @@ def _credentials_in(pem: Path) -> Credentials:
     try:
         content = pem.read_bytes()
         key = b"".join(_PRIVATE_KEY.findall(content)[:1])
-        chain = b"".join(each.public_bytes(Encoding.PEM) for each in x509.load_pem_x509_certificates(content))
+        chain = b"".join(
+            each.public_bytes(Encoding.PEM) for each in x509.load_pem_x509_certificates(content)
+        )
         private = load_pem_private_key(key, password=None)
     except OSError as error:
         raise InputError(f"{pem}: cannot be read: {reason_of(error)}") from error
     except (ValueError, TypeError) as error:
-        wanted = "certificates, the signer's first, and a private key without a password, all in PEM format"
+        wanted = (
+            "certificates, the signer's first, and a "
+            "private key without a password, all in PEM format"
+        )
         raise InputError(f"{pem}: cannot be used: {error}; it must contain {wanted}") from error
-    kind = private.curve.name if hasattr(private, "curve") else type(private).__name__
+    if hasattr(private, "curve"):
+        kind = private.curve.name
+    else:
+        kind = type(private).__name__
     if kind not in _ALGORITHMS:
         keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
         raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)

@@ -35,8 +35,10 @@ CONTAINERS: dict[Codec, tuple[str, ...]] = {
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 # About how many pictures x264 holds, and what they may take.
-_X264_PICTURES, _X264_BYTES = 40, 1_000_000_000
-# Where they would take more: at 8192×4352 it needs 0.5 instead of 3.1 GB. Files grow, quality stays that of the CRF.
+_X264_PICTURES = 40
+_X264_BYTES = 1_000_000_000
+# Where they would take more: at 8192×4352 it needs 0.5 instead of 3.1 GB. Files grow, quality stays
+# that of the CRF.
 _X264_SMALL = {"rc-lookahead": "0", "bframes": "0", "sliced-threads": "1", "subme": "0"}
 
 _SVT_AV1 = "libsvtav1"
@@ -61,7 +63,8 @@ _CHROMA_PLACES = {
     (0, 2): "bottomleft",
     (1, 2): "bottom",
 }
-_USUAL_X, _USUAL_Y = 0, 1  # what players take
+_USUAL_X = 0
+_USUAL_Y = 1  # what players take
 # What encoders state in 4:2:0, and Matroska in its own header for any sampling.
 _PLACES_OF = {
     "libx264": tuple(_CHROMA_PLACES.values()),
@@ -78,8 +81,10 @@ _FIELD_ORDERS = {None: 1, True: 4, False: 5}
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An encoder, by FFmpeg's name; `quality`: of its setting for quality the name, default and worst value; `speed`,
-    `preset`: name and default of its setting for speed; `formats`: pixel formats to choose from, empty = all."""
+    """An encoder, by FFmpeg's name; `quality`: of its setting for quality the name, default and
+    worst value; `speed`, `preset`: name and default of its setting for speed; `formats`: pixel
+    formats to choose from, empty = all.
+    """
 
     ffmpeg: str
     quality: tuple[str, int, int] | None = None
@@ -107,9 +112,10 @@ ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != 
 
 @dataclass(frozen=True, slots=True)
 class VideoEncoder:
-    """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the format needs it;
-    `color`: its tags; `chroma_place`, `top_field_first`: as in `VideoInfo`; `notices`: what it cannot
-    preserve of the source."""
+    """FFmpeg's names; `width_px`, `height_px`: of the encoded picture, with even sides where the
+    format needs it; `color`: its tags; `chroma_place`, `top_field_first`: as in `VideoInfo`;
+    `notices`: what it cannot preserve of the source.
+    """
 
     codec: Codec
     ffmpeg: str
@@ -125,7 +131,9 @@ class VideoEncoder:
     @property
     def chroma_name(self) -> str | None:
         """FFmpeg's name of `chroma_place`; None if it has none, or nothing is stated."""
-        return None if self.chroma_place is None else _CHROMA_PLACES.get(self.chroma_place)
+        if self.chroma_place is None:
+            return None
+        return _CHROMA_PLACES.get(self.chroma_place)
 
     @property
     def frame_tags(self) -> str:
@@ -152,22 +160,33 @@ class VideoEncoder:
         if (columns == 16 or x == _USUAL_X) and (rows == 16 or y == _USUAL_Y):
             return True
         # Readers of H.264 and HEVC in Matroska believe the stream, not the container.
-        if suffix == ".mkv" and self.codec not in ("h264", "hevc") and self.chroma_name in _PLACES_IN_MKV:
+        if (
+            suffix == ".mkv"
+            and self.codec not in ("h264", "hevc")
+            and self.chroma_name in _PLACES_IN_MKV
+        ):
             return True
         return columns == rows == 8 and self.chroma_name in _PLACES_OF.get(self.ffmpeg, ())
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
-    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's. Without a name, the
-    codec is the encoder's; else H.264 for 8 bits of SDR, HEVC for more. Raises `InputError` if options contradict each
-    other, a value is not one of the encoder's, or FFmpeg lacks the encoder."""
+    """The encoder for a source; "auto" is NVENC if it opens for such pictures, else the CPU's.
+    Without a name, the codec is the encoder's; else H.264 for 8 bits of SDR, HEVC for more. Raises
+    `InputError` if options contradict each other, a value is not one of the encoder's, or FFmpeg
+    lacks the encoder.
+    """
     named = options.encoder_name
-    deep = VideoFormat(info.pixel_format).components[0].bits > 8 or info.color.transfer in HDR_TRANSFERS
+    deep = (
+        VideoFormat(info.pixel_format).components[0].bits > 8
+        or info.color.transfer in HDR_TRANSFERS
+    )
     usual: Codec = "hevc" if deep else "h264"
     codec = options.codec or {name: codec for codec, name in ON_CPU.items()}.get(named or "", usual)
     if named == "auto" and (codec, "nvenc") in LIBRARIES:
         if options.encoder_preset is not None:
-            raise InputError(f"--encoder {options.encoder}: presets differ from encoder to encoder; name one")
+            raise InputError(
+                f"--encoder {options.encoder}: presets differ from encoder to encoder; name one"
+            )
         on_gpu = _encoder(codec, "nvenc", options, info)
         if problem_of(on_gpu) is None:
             return on_gpu
@@ -180,34 +199,45 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
 
 
 def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoEncoder:
-    """As `choose_encoder`, after one picture was encoded on trial; also raises `InputError` if that fails, or if the
-    container `output` cannot hold the codec."""
+    """As `choose_encoder`, after one picture was encoded on trial; also raises `InputError` if that
+    fails, or if the container `output` cannot hold the codec.
+    """
     encoder = choose_encoder(options, info)
     fitting = CONTAINERS[encoder.codec]
     if output.suffix.lower() not in fitting:
-        raise InputError(f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}")
+        raise InputError(
+            f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}"
+        )
     if problem := problem_of(encoder):
         cure = "use another --codec"
         if encoder.ffmpeg.endswith("_nvenc"):
             needs = f"NVENC needs an NVIDIA GPU that encodes {encoder.codec}, and its driver"
             cure = f"{needs}; use --encoder {ON_CPU[encoder.codec]}"
         raise InputError(
-            f"the encoder {encoder.ffmpeg} ({', '.join('='.join(pair) for pair in encoder.options)}) does not open for "
-            f"pictures of {encoder.width_px}×{encoder.height_px}: {problem}; {cure}, or scale the video"
+            f"the encoder {encoder.ffmpeg} "
+            f"({', '.join('='.join(pair) for pair in encoder.options)}) does not open for "
+            f"pictures of {encoder.width_px}×{encoder.height_px}: "
+            f"{problem}; {cure}, or scale the video"
         )
     return encoder
 
 
 def default_suffix(options: SyncOptions) -> str:
     """The container of an output whose name is not given."""
-    return CONTAINERS[options.codec][0] if options.codec else ".mp4"
+    if options.codec:
+        return CONTAINERS[options.codec][0]
+    return ".mp4"
 
 
-def add_video(container: OutputContainer, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction) -> VideoStream:
+def add_video(
+    container: OutputContainer, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction
+) -> VideoStream:
     """Adds the encoder of the source `info` to a container, with stamps in `time_base`."""
     rate = info.frames_per_s or Fraction(MODEL_FPS)
     # PyAV's types know only some encoders by name.
-    stream = cast(VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=dict(encoder.options)))
+    stream = cast(
+        VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=dict(encoder.options))
+    )
     context = stream.codec_context
     _set_up(context, encoder)
     stream.time_base = context.time_base = time_base
@@ -224,7 +254,8 @@ def problem_of(encoder: VideoEncoder) -> str | None:
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(encoder.ffmpeg, "w"))
         _set_up(context, encoder)
-        context.time_base, context.options = Fraction(1, 25), dict(encoder.options)
+        context.time_base = Fraction(1, 25)
+        context.options = dict(encoder.options)
         with _same_priority():
             context.encode(VideoFrame(encoder.width_px, encoder.height_px, encoder.pixel_format))
             context.encode(None)
@@ -235,12 +266,15 @@ def problem_of(encoder: VideoEncoder) -> str | None:
 
 @contextmanager
 def _same_priority() -> Iterator[None]:
-    """Opened by root, SVT-AV1 gives its threads, and the one that opens it, the highest real-time priority, which later
-    child processes inherit: all else would wait. Here they get that of this thread back."""
+    """Opened by root, SVT-AV1 gives its threads, and the one that opens it, the highest real-time
+    priority, which later child processes inherit: all else would wait. Here they get that of this
+    thread back.
+    """
     if not hasattr(os, "sched_getscheduler"):  # only on Linux
         yield
         return
-    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    policy = os.sched_getscheduler(0)
+    priority = os.sched_getparam(0)
     try:
         yield
     finally:
@@ -253,13 +287,17 @@ def _same_priority() -> Iterator[None]:
 def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     # SVT-AV1 reads this when it opens; by default it reports its settings on standard error.
     os.environ.setdefault("SVT_LOG", "1")
-    context.width, context.height, context.pix_fmt = encoder.width_px, encoder.height_px, encoder.pixel_format
+    context.width = encoder.width_px
+    context.height = encoder.height_px
+    context.pix_fmt = encoder.pixel_format
     context.thread_count = _ENCODER_THREADS
     if encoder.ffmpeg == "libx264":  # by default slices: of 16 threads, 2 % larger files
         context.thread_type = "FRAME"
     color = encoder.color
-    context.color_primaries, context.color_trc = color.primaries, color.transfer
-    context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
+    context.color_primaries = color.primaries
+    context.color_trc = color.transfer
+    context.colorspace = color.matrix
+    context.color_range = COLOR_RANGES[color.full_range]
     context.field_order = _FIELD_ORDERS[encoder.top_field_first]
     if encoder.top_field_first is not None and encoder.ffmpeg in _INTERLACED:
         context.flags |= CodecFlags.interlaced_dct
@@ -288,8 +326,15 @@ def _encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> 
     size = info.width_px + -info.width_px % across, info.height_px + -info.height_px % down
     color = info.color
     if color.matrix == RGB_IDENTITY and not form.is_rgb:
-        primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
-        color = ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
+        primaries, transfer = (
+            BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer)
+        )
+        color = ColorTags(
+            primaries,
+            transfer,
+            BT2020_NCL if transfer in HDR_TRANSFERS else BT709,
+            full_range=False,
+        )
     encoder = VideoEncoder(
         codec,
         library.ffmpeg,
@@ -330,14 +375,19 @@ def _settings_of(codec: Codec, name: str, options: SyncOptions) -> dict[str, str
         settings[key] = str(crf)
     elif options.crf is not None:
         raise InputError(f"--crf {options.crf}: {codec} has no such setting; leave it out")
-    preset = library.preset if options.encoder_preset is None else options.encoder_preset
+    if options.encoder_preset is None:
+        preset = library.preset
+    else:
+        preset = options.encoder_preset
     if preset:
         settings[library.speed] = preset
     return settings
 
 
 def _hdr_parameters(encoder: str, metadata: HdrMetadata) -> dict[str, str]:
-    """With what an encoder stores HDR10's metadata, the display as "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)"."""
+    """With what an encoder stores HDR10's metadata, the display as
+    "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)".
+    """
     parameters = dict[str, str]()
     if encoder not in _HDR_PARAMETERS:
         return parameters
@@ -345,7 +395,9 @@ def _hdr_parameters(encoder: str, metadata: HdrMetadata) -> dict[str, str]:
     if metadata.mastering is not None:
         units = [chromaticity] * 8 + [luminance] * 2
         scaled = [value * unit for value, unit in zip(metadata.mastering, units, strict=True)]
-        texts = [str(round(value)) if chromaticity > 1 else f"{float(value):.5f}" for value in scaled]
+        texts = [
+            str(round(value)) if chromaticity > 1 else f"{float(value):.5f}" for value in scaled
+        ]
         red, green, blue, white = (",".join(texts[start : start + 2]) for start in range(0, 8, 2))
         parameters[display_name] = f"G({green})B({blue})R({red})WP({white})L({texts[9]},{texts[8]})"
     if metadata.light is not None:
@@ -354,14 +406,27 @@ def _hdr_parameters(encoder: str, metadata: HdrMetadata) -> dict[str, str]:
 
 
 def _nearest_format(library: Library, source: str) -> VideoFormat:
-    """The encoder's pixel format that loses least of `source`, and among those adds least. RGB stays RGB in FFV1 and
-    becomes 4:2:0 elsewhere, as players expect."""
+    """The encoder's pixel format that loses least of `source`, and among those adds least. RGB
+    stays RGB in FFV1 and becomes 4:2:0 elsewhere, as players expect.
+    """
     as_rgb = VideoFormat(source).is_rgb and library.ffmpeg == "ffv1"
-    names = library.formats or [form.name for form in av.Codec(library.ffmpeg, "w").video_formats or ()]
+    names = library.formats or [
+        form.name for form in av.Codec(library.ffmpeg, "w").video_formats or ()
+    ]
     # With color, without alpha, as integers, and without a word on the range.
-    plain = [name for name in names if not name.startswith(("yuvj", "nv", "yaf")) and not name.endswith(_NO_INTEGERS)]
-    forms = [form for form in map(VideoFormat, plain) if len(form.components) == 3 and form.is_rgb == as_rgb]
-    best, _ = find_best_pix_fmt_of_list(forms, source if as_rgb else source.replace("gbrp", "yuv420p"))
+    plain = [
+        name
+        for name in names
+        if not name.startswith(("yuvj", "nv", "yaf")) and not name.endswith(_NO_INTEGERS)
+    ]
+    forms = [
+        form
+        for form in map(VideoFormat, plain)
+        if len(form.components) == 3 and form.is_rgb == as_rgb
+    ]
+    best, _ = find_best_pix_fmt_of_list(
+        forms, source if as_rgb else source.replace("gbrp", "yuv420p")
+    )
     return cast(VideoFormat, best)
 
 
@@ -388,20 +453,38 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
     if (info.width_px, info.height_px) != (encoder.width_px, encoder.height_px):
         sizes = f"{info.width_px}×{info.height_px} to {encoder.width_px}×{encoder.height_px}"
         where = "" if encoder.top_field_first is None else " of each field"
-        yield (f"{encoder.pixel_format} needs even sides{where}: the picture grows from {sizes} by repeating its edge")
-    source, form = VideoFormat(info.pixel_format), VideoFormat(encoder.pixel_format)
-    source_bits, bits = source.components[0].bits, form.components[0].bits
+        yield (
+            f"{encoder.pixel_format} needs even sides{where}: "
+            f"the picture grows from {sizes} by repeating its edge"
+        )
+    source = VideoFormat(info.pixel_format)
+    form = VideoFormat(encoder.pixel_format)
+    source_bits = source.components[0].bits
+    bits = form.components[0].bits
     if bits < source_bits:
-        yield f"the picture has {source_bits} bits per channel ({info.pixel_format}); {encoder.codec} stores {bits}"
+        yield (
+            f"the picture has {source_bits} bits per channel "
+            f"({info.pixel_format}); {encoder.codec} stores {bits}"
+        )
     pairs = zip(_chroma_of(form), _chroma_of(source), strict=True)
     if not source.is_rgb and any(own < wanted for own, wanted in pairs):
-        yield (f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
+        yield (
+            f"the picture is {info.pixel_format}; {encoder.codec} "
+            f"stores fewer chroma samples, {form.name}"
+        )
     if info.hdr.dynamic:
-        yield (f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
+        yield (
+            f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays"
+        )
     if (info.hdr.mastering or info.hdr.light) and encoder.ffmpeg not in _HDR_PARAMETERS:
-        yield (f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept")
+        yield (
+            f"{encoder.ffmpeg} does not store HDR10's mastering "
+            "display and light levels; color tags are kept"
+        )
     if info.captions:
-        cure = 'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
+        cure = (
+            'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
+        )
         yield f"closed captions within the picture (CEA-608, CEA-708) are left out; {cure}"
     if not encoder.keeps_fields:
         yield f"{encoder.ffmpeg} does not store that the picture is interlaced"

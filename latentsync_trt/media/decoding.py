@@ -1,7 +1,9 @@
-"""Decoded pictures as players show them: cropped, and photos of phones (HEIF: HEIC, AVIF) put together from tiles.
+"""Decoded pictures as players show them: cropped, and photos of phones (HEIF: HEIC, AVIF) put
+together from tiles.
 
-FFmpeg has a stream for each tile. How they lie, which PyAV does not pass on, is read from the file's boxes: size
-(4 bytes), name (4) and content, which in most begins with a version (1) and flags (3).
+FFmpeg has a stream for each tile. How they lie, which PyAV does not pass on, is read from the
+file's boxes: size (4 bytes), name (4) and content, which in most begins with a version (1) and
+flags (3).
 """
 
 import re
@@ -24,8 +26,11 @@ from latentsync_trt.media.files import check_size, decode
 
 _MOST_BYTES = 100_000_000
 
-# In Matroska a value begins with its length. After width and height of a video follow, among others, pixels to hide.
-_NUMBERS = re.compile(rb"(?s)\xb0[\x81-\x84].{1,4}?\xba[\x81-\x84].{1,4}?((?:[\x9a\x9d]\x81.|[ST].(?:\x81.|\x82..))+)")
+# In Matroska a value begins with its length. After width and height of a video follow, among
+# others, pixels to hide.
+_NUMBERS = re.compile(
+    rb"(?s)\xb0[\x81-\x84].{1,4}?\xba[\x81-\x84].{1,4}?((?:[\x9a\x9d]\x81.|[ST].(?:\x81.|\x82..))+)"
+)
 _EDGE = re.compile(rb"(?s)T([\xaa\xbb\xcc\xdd])(\x81.|\x82..)")
 # Along x and y: 1 at the first pixel that a chroma sample covers, 2 between both.
 _CHROMA_PLACE = re.compile(rb"\x55\xb7\x81([\1\2])\x55\xb8\x81([\1\2])")
@@ -50,7 +55,9 @@ def is_tile(stream: Stream) -> bool:
 
 def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
-    crop, size, frames = _crop(stream), None, decode(container, stream)
+    crop = _crop(stream)
+    size = None
+    frames = decode(container, stream)
     if not stream.disposition & Disposition.default and any(map(is_tile, container.streams)):
         try:
             frames = iter([_composed(path, container)])
@@ -60,23 +67,32 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
     for frame in frames:
         size = size or (frame.width, frame.height)
         if size != (frame.width, frame.height):
-            raise InputError(f"its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height}")
+            raise InputError(
+                f"its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height}"
+            )
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
-        if container.format.name in _UNTAGGED_PICTURES and frame.color_range == ColorRange.UNSPECIFIED:
-            frame.color_range, frame.colorspace = ColorRange.JPEG, Colorspace.ITU601
+        if (
+            container.format.name in _UNTAGGED_PICTURES
+            and frame.color_range == ColorRange.UNSPECIFIED
+        ):
+            frame.color_range = ColorRange.JPEG
+            frame.colorspace = Colorspace.ITU601
         yield filtered([frame], ("crop", crop)) if crop else frame
 
 
 def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
     """Where the chroma samples of coded pictures lie, as in `VideoInfo`."""
     place = _CHROMA_PLACE.search(_matroska_header(stream))
-    return (place[1][0] - 1, place[2][0] - 1) if place else None
+    if place:
+        return (place[1][0] - 1, place[2][0] - 1)
+    return None
 
 
 def top_field_first(stream: VideoStream, frame: VideoFrame) -> bool | None:
-    """Of an interlaced frame, whether its top field is the earlier one; None where neither the frame
-    nor the container says that it is interlaced."""
+    """Of an interlaced frame, whether its top field is the earlier one; None where neither the
+    frame nor the container says that it is interlaced.
+    """
     if not frame.interlaced_frame:
         return _TOP_FIELD_FIRST.get(stream.codec_context.field_order)
     try:
@@ -87,16 +103,24 @@ def top_field_first(stream: VideoStream, frame: VideoFrame) -> bool | None:
 
 
 def _crop(stream: VideoStream) -> str:
-    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter; empty for nothing."""
+    """What the container says is hidden of the pictures (`clap`, PixelCrop), for FFmpeg's filter;
+    empty for nothing.
+    """
     numbers = _NUMBERS.search(_matroska_header(stream))
-    edges = {name: int.from_bytes(number[1:]) for name, number in _EDGE.findall(numbers[1] if numbers else b"")}
+    edges = {
+        name: int.from_bytes(number[1:])
+        for name, number in _EDGE.findall(numbers[1] if numbers else b"")
+    }
     bottom, top, left, right = (edges.get(name, 0) for name in (b"\xaa", b"\xbb", b"\xcc", b"\xdd"))
-    return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1" if edges else ""
+    if edges:
+        return f"iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1"
+    return ""
 
 
 def _matroska_header(stream: VideoStream) -> bytes:
-    """What Matroska's muxer writes of a stream, with properties that PyAV passes on to outputs only;
-    empty for codecs that Matroska does not hold."""
+    """What Matroska's muxer writes of a stream, with properties that PyAV passes on to outputs
+    only; empty for codecs that Matroska does not hold.
+    """
     header = BytesIO()
     with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:
         output.add_stream_from_template(stream, opaque=True)
@@ -105,13 +129,17 @@ def _matroska_header(stream: VideoStream) -> bytes:
 
 
 def filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
-    """What FFmpeg's filters, each with its options, make of frames, all of which the first one takes."""
+    """What FFmpeg's filters, each with its options, make of frames, all of which the first one
+    takes.
+    """
     graph = Graph()
     graph.threads = 1
     nodes = [*(graph.add(*each) for each in filters), graph.add("buffersink")]
     time_base = frames[0].time_base or Fraction(1)
     for place, frame in enumerate(frames):
-        source = graph.add_buffer(None, frame.width, frame.height, frame.format, time_base=time_base)
+        source = graph.add_buffer(
+            None, frame.width, frame.height, frame.format, time_base=time_base
+        )
         source.link_to(nodes[0], 0, place)
     graph.link_nodes(*nodes).configure()
     for place, frame in enumerate(frames):
@@ -127,20 +155,29 @@ def _boxes(content: memoryview) -> Iterator[_Box]:
 
 
 def _layout(file: memoryview) -> tuple[tuple[int, ...], list[_Box]]:
-    """The ids of the photo's tiles, row by row, and its properties in the order in which they apply."""
+    """The ids of the photo's tiles, row by row, and its properties in the order in which they
+    apply.
+    """
     meta = dict(_boxes(dict(_boxes(file))[b"meta"][4:]))
-    properties, photo = dict(_boxes(meta[b"iprp"])), bytes(meta[b"pitm"][4:])
-    kinds, links = list(_boxes(properties[b"ipco"])), properties[b"ipma"]
-    long = len(photo) > 2 or meta[b"iref"][0] or links[0] or links[3]  # numbers of more bytes, for very large files
+    properties = dict(_boxes(meta[b"iprp"]))
+    photo = bytes(meta[b"pitm"][4:])
+    kinds = list(_boxes(properties[b"ipco"]))
+    links = properties[b"ipma"]
+    # numbers of more bytes, for very large files
+    long = len(photo) > 2 or meta[b"iref"][0] or links[0] or links[3]
     if long or not re.search(re.escape(photo) + b"..grid", meta[b"iinf"], re.DOTALL):
         raise ValueError(photo)
-    tiles = {bytes(ids[:2]): ids[4:] for kind, ids in _boxes(meta[b"iref"][4:]) if kind == b"dimg"}[photo]
+    tiles = {bytes(ids[:2]): ids[4:] for kind, ids in _boxes(meta[b"iref"][4:]) if kind == b"dimg"}[
+        photo
+    ]
     at = 8
     while links[at : at + 2] != photo:
         at += 3 + links[at + 2]
     # The highest bit says that the property is essential.
     numbers = [number & 0x7F for number in links[at + 3 : at + 3 + links[at + 2]]]
-    return struct.unpack(f">{len(tiles) // 2}H", tiles), [kinds[number - 1] for number in numbers if number]
+    return struct.unpack(f">{len(tiles) // 2}H", tiles), [
+        kinds[number - 1] for number in numbers if number
+    ]
 
 
 def _composed(path: Path, container: InputContainer) -> VideoFrame:
@@ -151,15 +188,21 @@ def _composed(path: Path, container: InputContainer) -> VideoFrame:
     parts = dict[int, VideoFrame]()
     streams = tuple(stream for stream in container.streams.video if stream.id in tiles)
     for stream in streams:
-        stream.discard, stream.thread_count = Discard.default, 1
+        stream.discard = Discard.default
+        stream.thread_count = 1
     for packet in container.demux(streams):
         for part in packet.stream.decode(packet):
-            part.pts, parts[packet.stream.id] = 0, part
+            part.pts = 0
+            parts[packet.stream.id] = part
     first = parts[tiles[0]]
-    rows, columns = -(-height // first.height), -(-width // first.width)
+    rows = -(-height // first.height)
+    columns = -(-width // first.width)
     if len(tiles) != rows * columns:
         raise ValueError(tiles)
-    filters = [("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}")] if len(tiles) > 1 else []
+    if len(tiles) > 1:
+        filters = [("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}")]
+    else:
+        filters = []
     filters.append(("crop", f"{width}:{height}:0:0:exact=1"))
     for kind, content in properties:
         if kind == b"irot":
@@ -171,6 +214,8 @@ def _composed(path: Path, container: InputContainer) -> VideoFrame:
             place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
             filters.append(("crop", place.format(*struct.unpack(">IIIIiIiI", content))))
     photo = filtered([parts[tile] for tile in tiles], *filters)
-    photo.color_primaries, photo.color_trc = first.color_primaries, first.color_trc
-    photo.colorspace, photo.color_range = first.colorspace, first.color_range
+    photo.color_primaries = first.color_primaries
+    photo.color_trc = first.color_trc
+    photo.colorspace = first.colorspace
+    photo.color_range = first.color_range
     return photo

@@ -23,14 +23,18 @@ SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 SIDE_PX = 480
 _FACE_PX = (224.0, 125.0)  # center of the face in the portrait, and of the camera's path
 _ZOOM = 1.7
-_ZOOM_SWAY, _PAN_SWAY_PX, _TURN_SWAY_DEG = 0.06, 7.0, 2.5
+_ZOOM_SWAY = 0.06
+_PAN_SWAY_PX = 7.0
+_TURN_SWAY_DEG = 2.5
 _PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and rotation: no common multiple within a clip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpokenMouth:
-    """The mouth that belongs to a recording of speech: one value per frame at the model's rate. `opening (n,)` float32,
-    from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips touch, for m, b or p; `silent (n,)` bool."""
+    """The mouth that belongs to a recording of speech: one value per frame at the model's rate.
+    `opening (n,)` float32, from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips touch, for
+    m, b or p; `silent (n,)` bool.
+    """
 
     opening: Float32Array
     shut: BoolArray
@@ -38,12 +42,16 @@ class SpokenMouth:
 
 
 def spoken_mouth() -> SpokenMouth:
-    rows = np.loadtxt(ASSETS / "speech.csv", np.float32, delimiter=",", skiprows=1, encoding="ascii")
+    rows = np.loadtxt(
+        ASSETS / "speech.csv", np.float32, delimiter=",", skiprows=1, encoding="ascii"
+    )
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
-    """Writes the built-in clip, demo.mp4, 480×480 px, 5 s; returns it and its speech. Raises `OutputError`."""
+    """Writes the built-in clip, demo.mp4, 480×480 px, 5 s; returns it and its speech. Raises
+    `OutputError`.
+    """
     video = Path(folder) / "demo.mp4"
     write_pictures(video, camera_frames(audio_duration_s(SPEECH)))
     return video, SPEECH
@@ -51,7 +59,9 @@ def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
+    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the
+    speech, if known.
+    """
 
     video: Path
     audio: Path
@@ -59,15 +69,22 @@ class Clip:
     mouth: SpokenMouth | None = None
 
 
-def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4") -> Clip:
-    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait, which
-    `folder` receives under this `name`. Raises `MediaError` if they cannot be read."""
+def choose_clip(
+    video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4"
+) -> Clip:
+    """The given files; missing ones are replaced by the built-in recording or a video of the
+    built-in portrait, which `folder` receives under this `name`. Raises `MediaError` if they cannot
+    be read.
+    """
     speech = audio or SPEECH
     mouth = None if audio else spoken_mouth()
     try:
         duration_s = audio_duration_s(speech)
     except MediaError as error:
-        message = f"{error}; name the speech with --audio" if audio == video else str(error)
+        if audio == video:
+            message = f"{error}; name the speech with --audio"
+        else:
+            message = str(error)
         raise MediaError(message, usage=error.usage) from error
     if video is not None:
         info = probe(video)
@@ -80,18 +97,26 @@ def choose_clip(video: Path | None, audio: Path | None, folder: Path, name: str 
 def portrait() -> UInt8Array:
     """The photograph, uint8 `(H, W, 3)` RGB."""
     # Not `cv2.imread`, which on Windows opens no file below a folder whose name is not ASCII.
-    return np.asarray(cv2.imdecode(np.fromfile(ASSETS / "portrait.jpg", np.uint8), cv2.IMREAD_COLOR_RGB), np.uint8)
+    return np.asarray(
+        cv2.imdecode(np.fromfile(ASSETS / "portrait.jpg", np.uint8), cv2.IMREAD_COLOR_RGB), np.uint8
+    )
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
     """Frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's rate."""
     rgb = portrait()
-    x, y = SIDE_PX / 2 - _FACE_PX[0], SIDE_PX * 0.45 - _FACE_PX[1]
+    x = SIDE_PX / 2 - _FACE_PX[0]
+    y = SIDE_PX * 0.45 - _FACE_PX[1]
     for time_s in (index / MODEL_FPS for index in range(ceil(duration_s * MODEL_FPS))):
         zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
         zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
-        matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
+        matrix = np.asarray(
+            cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64
+        )
         matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
         matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
-        size, border = (SIDE_PX, SIDE_PX), cv2.BORDER_REFLECT_101
-        yield np.asarray(cv2.warpAffine(rgb, matrix, size, flags=cv2.INTER_CUBIC, borderMode=border), np.uint8)
+        size = (SIDE_PX, SIDE_PX)
+        border = cv2.BORDER_REFLECT_101
+        yield np.asarray(
+            cv2.warpAffine(rgb, matrix, size, flags=cv2.INTER_CUBIC, borderMode=border), np.uint8
+        )

@@ -17,23 +17,33 @@ from latentsync_trt.media.timing import NO_STAMPS, RESETS
 
 @dataclass(frozen=True, slots=True)
 class _SizeField:
-    """Where a header states a size, as the group of `pattern`: of the whole file, or of what follows the field."""
+    """Where a header states a size, as the group of `pattern`: of the whole file, or of what
+    follows the field.
+    """
 
     pattern: re.Pattern[bytes]
     order: Literal["big", "little"]
     of_file: bool = False
 
 
-# In these, FFmpeg takes what is there for the stated length, or, in Matroska, does not say whether that is the end.
+# In these, FFmpeg takes what is there for the stated length, or, in Matroska, does not say whether
+# that is the end.
 _SIZES = (
     _SizeField(re.compile(rb"(?s)RIFF(.{4})"), "little"),
-    _SizeField(re.compile(rb"(?s)riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0(.{8})"), "little", of_file=True),
+    _SizeField(
+        re.compile(rb"(?s)riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0(.{8})"),
+        "little",
+        of_file=True,
+    ),
     # "data" may also stand in a comment before the samples: no size begins with letters.
     _SizeField(re.compile(rb"(?s)caff.*?data(\0\0.{6}|\xff{8})"), "big"),
     _SizeField(re.compile(rb"(?s)\x1aE\xdf\xa3.*?\x18S\x80g\x01(.{7})"), "big"),
     _SizeField(
         # ASF: the header, and in it the properties of the file.
-        re.compile(rb"(?s)0&\xb2u\x8ef\xcf\x11.*?\xa1\xdc\xab\x8cG\xa9\xcf\x11\x8e\xe4\0\xc0\x0c Se.{24}(.{8})"),
+        re.compile(
+            rb"(?s)0&\xb2u\x8ef\xcf\x11.*?\xa1\xdc\xab\x8cG\xa9\xcf\x11"
+            rb"\x8e\xe4\0\xc0\x0c Se.{24}(.{8})"
+        ),
         "little",
         of_file=True,
     ),
@@ -44,15 +54,17 @@ _UNKNOWN_SIZE = 0x7FFFF000  # or more, in four bytes: written where the size was
 # From so long before the stated end, packets are read.
 _TAIL_S = 2
 # Less is not told: the padding of encoders; a last picture whose duration is not stated.
-_LEAST_S, _LEAST_PICTURE_S = Fraction(1, 10), Fraction(1, 2)
+_LEAST_S = Fraction(1, 10)
+_LEAST_PICTURE_S = Fraction(1, 2)
 # What follows samples in WAV and is none: a chunk, or a tag of MP3 that programs append.
 _CHUNK = re.compile(rb"(?s)([\w \-]{4}|ID3[\2-\4]).{4}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEnd:
-    """What the packets of a file say. `ends_s`: the stamp at which each stream ends, by its index; `from_bytes`,
-    `to_bytes`: where in the file the packets are."""
+    """What the packets of a file say. `ends_s`: the stamp at which each stream ends, by its index;
+    `from_bytes`, `to_bytes`: where in the file the packets are.
+    """
 
     ends_s: dict[int, Fraction]
     from_bytes: int
@@ -64,19 +76,25 @@ class FileEnd:
 
 
 def knows_end(container: InputContainer) -> bool:
-    """Whether FFmpeg's length of a file is that of what is in it: of all stamps, or, in MP4, of the index, which
-    `open_input` compares with the file."""
+    """Whether FFmpeg's length of a file is that of what is in it: of all stamps, or, in MP4, of the
+    index, which `open_input` compares with the file.
+    """
     return bool(container.format.flags & (RESETS | NO_STAMPS)) or is_mp4(container)
 
 
 def end_of(path: Path, index: int | None = None) -> FileEnd:
-    """Where a file ends, by the packets near the end that it states; by all where none of stream `index` is there."""
+    """Where a file ends, by the packets near the end that it states; by all where none of stream
+    `index` is there.
+    """
     with open_input(path) as container:
-        start, duration = container.start_time or 0, container.duration or 0
+        start = container.start_time or 0
+        duration = container.duration or 0
         with suppress(FFmpegError):  # as a damaged index does not lead there
             container.seek(start + max(duration - _TAIL_S * av.time_base, 0))
         end = _read(container)
-    return end if end.ends_s and (index is None or index in end.ends_s) else _end_of_all(path)
+    if end.ends_s and (index is None or index in end.ends_s):
+        return end
+    return _end_of_all(path)
 
 
 def _end_of_all(path: Path) -> FileEnd:
@@ -85,7 +103,9 @@ def _end_of_all(path: Path) -> FileEnd:
 
 
 def _read(container: InputContainer) -> FileEnd:
-    ends_s, from_bytes, to_bytes = dict[int, Fraction](), 0, 0
+    ends_s = dict[int, Fraction]()
+    from_bytes = 0
+    to_bytes = 0
     with suppress(FFmpegError):  # readers of pictures and sound say where a file breaks off
         for packet in container.demux():
             if packet.size and packet.pos is not None:
@@ -99,18 +119,31 @@ def _read(container: InputContainer) -> FileEnd:
 
 
 def notices_of_ending(path: Path) -> list[str]:
-    """That a file ends before the end that its header states, or goes on after it: FFmpeg reads up to either."""
+    """That a file ends before the end that its header states, or goes on after it: FFmpeg reads up
+    to either.
+    """
     with open_input(path) as container:
         stated_bytes = _stated_bytes(path)
-        stated = _stated_end(path, container) if stated_bytes is None else _stated_size(path, container, stated_bytes)
-        unread_s = _unread_s(path, container) if container.format.name == "wav" else Fraction(0)
+        if stated_bytes is None:
+            stated = _stated_end(path, container)
+        else:
+            stated = _stated_size(path, container, stated_bytes)
+        if container.format.name == "wav":
+            unread_s = _unread_s(path, container)
+        else:
+            unread_s = Fraction(0)
         if stated:
-            what = f"is cut off after {float(_length_s(path, container)):.1f} s: its header states {stated}"
+            what = (
+                f"is cut off after {float(_length_s(path, container)):.1f} "
+                f"s: its header states {stated}"
+            )
             return [f"{path}: {what}; copy or download it again"]
     if unread_s < _LEAST_S:
         return []
     cure = "to use that, write it anew: ffmpeg -ignore_length 1 -i OLD.wav -c copy NEW.wav"
-    return [f"{path}: goes on for {float(unread_s):.1f} s after the end that its header states; {cure}"]
+    return [
+        f"{path}: goes on for {float(unread_s):.1f} s after the end that its header states; {cure}"
+    ]
 
 
 def _length_s(path: Path, container: InputContainer) -> Fraction:
@@ -136,8 +169,12 @@ def _stated_end(path: Path, container: InputContainer) -> str:
     end = _end_of_all(path)  # a stream of few packets may end last, and none of them be near
     contexts: list[CodecContext | None] = [each.codec_context for each in container.streams]
     bits_per_s = sum(each.bit_rate or 0 for each in contexts if each is not None)
-    guessed_s = Fraction(8 * (container.size - end.from_bytes), bits_per_s) if bits_per_s else Fraction(0)
-    if end.end_s > least_s or abs(guessed_s - stated_s) < _LEAST_S:  # FFmpeg's guess, of files without a header
+    if bits_per_s:
+        guessed_s = Fraction(8 * (container.size - end.from_bytes), bits_per_s)
+    else:
+        guessed_s = Fraction(0)
+    # FFmpeg's guess, of files without a header
+    if end.end_s > least_s or abs(guessed_s - stated_s) < _LEAST_S:
         return ""
     return f"{float(stated_s):.1f} s"
 
@@ -155,8 +192,9 @@ def _stated_bytes(path: Path) -> int | None:
 
 
 def _unread_s(path: Path, container: InputContainer) -> Fraction:
-    """How much follows the samples of a WAV file and is no part of another kind: a recorder that was switched off has
-    not written how long they are."""
+    """How much follows the samples of a WAV file and is no part of another kind: a recorder that
+    was switched off has not written how long they are.
+    """
     end = end_of(path)
     with path.open("rb") as file:
         file.seek(end.to_bytes + end.to_bytes % 2)
@@ -164,7 +202,10 @@ def _unread_s(path: Path, container: InputContainer) -> Fraction:
         follows = file.read(_HEADER_BYTES)
     # Zeros pad recovered and preallocated files.
     is_sound = any(follows) and _CHUNK.match(follows) is None
-    bits_per_s = container.streams.audio[0].codec_context.bit_rate if container.streams.audio else 0
+    if container.streams.audio:
+        bits_per_s = container.streams.audio[0].codec_context.bit_rate
+    else:
+        bits_per_s = 0
     if not is_sound or not bits_per_s:
         return Fraction(0)
     return Fraction(8 * rest_bytes, bits_per_s)

@@ -21,7 +21,19 @@ from latentsync_trt.paths import why_missing
 MOST_PIXELS = 139_264 * 16 * 16
 
 # FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a URL.
-_PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
+_PLAYLISTS = {
+    "concat",
+    "dash",
+    "ffmetadata",
+    "hls",
+    "imf",
+    "mlv",
+    "rtp",
+    "rtsp",
+    "sap",
+    "sdp",
+    "vobsub",
+}
 _PLAYLISTS |= {"webm_dash_manifest"}
 _INPUT_OPTIONS = {
     "protocol_whitelist": "file",
@@ -33,7 +45,8 @@ _INPUT_OPTIONS = {
 
 T = TypeVar("T")
 
-TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]  # of one stream of an output, with times there, in this order
+# of one stream of an output, with times there, in this order
+TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
 
 
 def reason_of(error: Exception) -> str:
@@ -53,14 +66,22 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
 
 
 def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
-    """The frames or packets of a stream; if reading fails, the `MediaError` names the time from the file's start."""
-    at_s, start_s = 0.0, (cast(InputContainer, stream.container).start_time or 0) / av.time_base
+    """The frames or packets of a stream; if reading fails, the `MediaError` names the time from the
+    file's start.
+    """
+    at_s = 0.0
+    start_s = (cast(InputContainer, stream.container).start_time or 0) / av.time_base
     while True:
-        with reading(path, f"its {stream.type} breaks off after {at_s:.2f} s; repair or re-encode it"):
+        with reading(
+            path, f"its {stream.type} breaks off after {at_s:.2f} s; repair or re-encode it"
+        ):
             item: Any = next(items, None)
         if item is None:
             return
-        at_s = at_s if item.pts is None or not item.time_base else float(item.pts * item.time_base) - start_s
+        if item.pts is None or not item.time_base:
+            at_s = at_s
+        else:
+            at_s = float(item.pts * item.time_base) - start_s
         yield item
 
 
@@ -100,13 +121,17 @@ def new_aspect_of(frame: VideoFrame) -> Fraction | None:
     """Width / height of the pixels of a picture in which that is not the first picture's any more;
     decoders of several threads tell it up to a few pictures early."""
     mark = frame.opaque
-    return mark.new_aspect if isinstance(mark, _Mark) else None
+    if isinstance(mark, _Mark):
+        return mark.new_aspect
+    return None
 
 
 def codec_name(stream: Stream) -> str:
     """FFmpeg's name of the codec; empty if it does not know the codec."""
     context: CodecContext | None = stream.codec_context  # PyAV's types leave the None out
-    return "" if context is None else context.codec.canonical_name
+    if context is None:
+        return ""
+    return context.codec.canonical_name
 
 
 def is_mp4(container: InputContainer) -> bool:
@@ -116,7 +141,9 @@ def is_mp4(container: InputContainer) -> bool:
 
 def picture_streams(container: InputContainer) -> list[VideoStream]:
     """The video streams that are no covers."""
-    return [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
+    return [
+        each for each in container.streams.video if not each.disposition & Disposition.attached_pic
+    ]
 
 
 @contextmanager
@@ -132,25 +159,38 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[InputContainer]:
-    """Opens a local media file and closes it at the end of the block. Raises `MediaError`: it is missing, no regular
-    file, empty, truncated, a playlist, or unknown to FFmpeg."""
+    """Opens a local media file and closes it at the end of the block. Raises `MediaError`: it is
+    missing, no regular file, empty, truncated, a playlist, or unknown to FFmpeg.
+    """
     check_file(path)
-    # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
-    # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
-    with reading(path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"):
+    # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a
+    # decoder holds while it waits for the decoder's own threads. Two open files are then enough for
+    # a deadlock.
+    with reading(
+        path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"
+    ):
         # Nothing here reads metadata, which old programs wrote in encodings other than
         # UTF-8. FFmpeg would take "a:" in "a:b.mp4" as a protocol.
         try:
-            container = av.open(f"file:{path}", "r", options=_INPUT_OPTIONS, metadata_errors="replace")
+            container = av.open(
+                f"file:{path}", "r", options=_INPUT_OPTIONS, metadata_errors="replace"
+            )
         except av.error.ArgumentError as error:  # how FFmpeg refuses a format
             cure = "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
-            raise MediaError(f"{path}: is damaged, or a playlist, which names other files; {cure}") from error
+            raise MediaError(
+                f"{path}: is damaged, or a playlist, which names other files; {cure}"
+            ) from error
     with container:
         # FFmpeg ends a truncated file without an error.
-        for entries in (stream.index_entries for stream in container.streams if len(stream.index_entries)):
+        for entries in (
+            stream.index_entries for stream in container.streams if len(stream.index_entries)
+        ):
             last = entries[len(entries) - 1]
             if 0 < container.size < last.pos + last.size:
-                what = f"its index expects at least {last.pos + last.size} bytes, the file has {container.size}"
+                what = (
+                    f"its index expects at least {last.pos + last.size} "
+                    f"bytes, the file has {container.size}"
+                )
                 raise MediaError(f"{path}: is cut off: {what}; copy or download it again")
         yield container
 
@@ -176,6 +216,11 @@ def check_file(path: Path) -> None:
 
 def check_size(path: Path, width_px: int, height_px: int) -> None:
     if not 0 < width_px * height_px <= MOST_PIXELS:
-        size = f"{width_px}×{height_px} pixels" if width_px else "no size that can be read"  # also if it is too large
+        if width_px:
+            size = f"{width_px}×{height_px} pixels"
+        else:
+            size = "no size that can be read"
         most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
-        raise MediaError(f"{path}: its pictures have {size}; {most}; scale it down, or convert it to MP4")
+        raise MediaError(
+            f"{path}: its pictures have {size}; {most}; scale it down, or convert it to MP4"
+        )

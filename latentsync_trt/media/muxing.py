@@ -1,7 +1,8 @@
 """The finished file: parts as one stream, sound, what is kept of the source, and a mark.
 
-Stamps of the source become those of the output; what comes before its first or after its last picture is cut off. The
-mark says that AI changed the picture: machine-readable as IPTC's digital source type, and in words.
+Stamps of the source become those of the output; what comes before its first or after its last
+picture is cut off. The mark says that AI changed the picture: machine-readable as IPTC's digital
+source type, and in words.
 
 | container | machine-readable | in words |
 |---|---|---|
@@ -11,9 +12,9 @@ mark says that AI changed the picture: machine-readable as IPTC's digital source
 
 XMP stands where part 3 of its specification wants it.
 
-FFmpeg writes the tags of .mp4 and .mov in one of two ways: as fields that every player knows, which have no place for
-what phones write ("com.apple.quicktime.make", "com.android.version"), or as keys. Keys are for sources that have such
-tags; the usual ones are then written under Apple's names, too.
+FFmpeg writes the tags of .mp4 and .mov in one of two ways: as fields that every player knows, which
+have no place for what phones write ("com.apple.quicktime.make", "com.android.version"), or as keys.
+Keys are for sources that have such tags; the usual ones are then written under Apple's names, too.
 """
 
 import re
@@ -44,7 +45,12 @@ from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_i
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.reader import are_one
-from latentsync_trt.media.soundtrack import COPIED_CODECS, ChosenSound, copied_sound, open_soundtrack
+from latentsync_trt.media.soundtrack import (
+    COPIED_CODECS,
+    ChosenSound,
+    copied_sound,
+    open_soundtrack,
+)
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import VideoInfo
 from latentsync_trt.version import __version__
@@ -94,15 +100,34 @@ _HELD_FORMS = {
 _PER_S = 1000  # stamps of subtitles and chapters
 
 # Tags of the source's file itself, and a time code, which FFmpeg refuses for unusual rates.
-_OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
+_OF_THE_FILE = (
+    "major_brand",
+    "minor_version",
+    "compatible_brands",
+    "encoder",
+    "duration",
+    "timecode",
+)
 
 # Apple's names of tags that are keys, by FFmpeg's names.
-_USUAL_TAGS = ("title", "artist", "album", "comment", "copyright", "description", "genre", "keywords", "make", "model")
+_USUAL_TAGS = (
+    "title",
+    "artist",
+    "album",
+    "comment",
+    "copyright",
+    "description",
+    "genre",
+    "keywords",
+    "make",
+    "model",
+)
 _APPLE_KEYS = {name: f"com.apple.quicktime.{name}" for name in _USUAL_TAGS}
 _APPLE_KEYS["location"] = "com.apple.quicktime.location.ISO6709"
 _COMMENTS = ("comment", _APPLE_KEYS["comment"])
 
-# Of a track: that it is a cover, a thumbnail, a photo or a part of one. The output's picture is none of these.
+# Of a track: that it is a cover, a thumbnail, a photo or a part of one. The output's picture is
+# none of these.
 _STILL = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
 _STILL |= Disposition.dependent | Disposition.multilayer
 
@@ -112,9 +137,10 @@ _LONG_S = Fraction(10**6)
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file consists of besides its parts. `info`: of the source, for what not every part stores. `source`: the
-    file to take tags and other streams from, whose stamp `origin_s` is time 0 of the output. `mark`: say that AI
-    changed the picture."""
+    """What a file consists of besides its parts. `info`: of the source, for what not every part
+    stores. `source`: the file to take tags and other streams from, whose stamp `origin_s` is time 0
+    of the output. `mark`: say that AI changed the picture.
+    """
 
     suffix: str
     encoder: VideoEncoder
@@ -126,18 +152,23 @@ class Contents:
 
 
 def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -> tuple[str, ...]:
-    """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises `MediaError`, and
-    `FFmpegError` and `OSError` if `path` cannot be written."""
-    tags, options = _tags(contents), {"max_interleave_delta": _MOST_HELD_US}
+    """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises
+    `MediaError`, and `FFmpegError` and `OSError` if `path` cannot be written.
+    """
+    tags = _tags(contents)
+    options = {"max_interleave_delta": _MOST_HELD_US}
     if contents.suffix != ".mkv" and finished.per_s >= _LEAST_TIMESCALE:
         options["video_track_timescale"] = str(finished.per_s)
     container = _open_output(f"file:{path}", contents.suffix, tags, "+faststart", options)
     try:
         with ExitStack() as opened:
-            video, problems = _add_video(container, folder, finished, contents), list[str]()
+            video = _add_video(container, folder, finished, contents)
+            problems = list[str]()
             streams = [joined(folder, finished, video)]
             if contents.sound.pieces:
-                streams.append(opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s)))
+                streams.append(
+                    opened.enter_context(open_soundtrack(contents.sound, container, finished.end_s))
+                )
             if contents.source is not None:
                 others = _open_others(contents, container, finished.end_s)
                 # No whole film is lost for one of them.
@@ -155,7 +186,9 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
         raise
 
 
-def _add_video(container: OutputContainer, folder: Path, finished: Finished, contents: Contents) -> VideoStream:
+def _add_video(
+    container: OutputContainer, folder: Path, finished: Finished, contents: Contents
+) -> VideoStream:
     with open_input(folder / finished.parts[0].file) as part:
         template = part.streams.video[0]
         stream = container.add_stream_from_template(template, opaque=True)
@@ -166,14 +199,22 @@ def _add_video(container: OutputContainer, folder: Path, finished: Finished, con
             context.codec_tag = template.codec_context.codec_tag  # says its profile
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
-    nominal, mean = contents.info.frames_per_s, (finished.frames / finished.end_s).limit_denominator(100_000)
+    nominal = contents.info.frames_per_s
+    mean = (finished.frames / finished.end_s).limit_denominator(100_000)
     # The last picture may end early or late.
-    context.framerate = nominal if nominal and abs(nominal * finished.end_s - finished.frames) < 1 else mean
+    if nominal and abs(nominal * finished.end_s - finished.frames) < 1:
+        context.framerate = nominal
+    else:
+        context.framerate = mean
     return stream
 
 
 def _open_output(
-    file: str | BytesIO, suffix: str, tags: Mapping[str, str], movflags: str, options: Mapping[str, str]
+    file: str | BytesIO,
+    suffix: str,
+    tags: Mapping[str, str],
+    movflags: str,
+    options: Mapping[str, str],
 ) -> OutputContainer:
     """Opens a file for output with the tags of `_tags`; `movflags` are for .mp4 and .mov."""
     options = dict(options)
@@ -202,9 +243,16 @@ def _has_keys(tags: Mapping[str, str]) -> bool:
 
 def _source_tags(source: Path) -> dict[str, str]:
     with open_input(source) as container:
-        tags = {name: value for name, value in container.metadata.items() if name.lower() not in _OF_THE_FILE}
+        tags = {
+            name: value
+            for name, value in container.metadata.items()
+            if name.lower() not in _OF_THE_FILE
+        }
     # Matroska has capital letters only.
-    return {_key(name) if "." in name and name.isupper() else name: value for name, value in tags.items()}
+    return {
+        _key(name) if "." in name and name.isupper() else name: value
+        for name, value in tags.items()
+    }
 
 
 def _key(name: str) -> str:
@@ -225,7 +273,9 @@ def _is_mark(name: str) -> bool:
 
 
 def mark(path: Path) -> None:
-    """Adds the XMP to an .mp4 or .mov, behind all else, so that nothing in the finished file moves."""
+    """Adds the XMP to an .mp4 or .mov, behind all else, so that nothing in the finished file
+    moves.
+    """
     content = _XMP_BOX.bytes + _XMP.encode()
     with path.open("ab") as file:
         file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)
@@ -234,7 +284,9 @@ def mark(path: Path) -> None:
 def losses(contents: Contents) -> Iterator[str]:
     """What an output does not keep of the source, and why its sound is encoded."""
     yield from contents.encoder.notices
-    suffix, codec, aspect = contents.suffix, contents.encoder.codec, contents.info.sample_aspect_ratio
+    suffix = contents.suffix
+    codec = contents.encoder.codec
+    aspect = contents.info.sample_aspect_ratio
     # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
     if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
         yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
@@ -248,7 +300,10 @@ def losses(contents: Contents) -> Iterator[str]:
         with open_input(contents.source) as container:
             for stream in _others(contents.source, container):
                 if not _fits(stream, suffix):
-                    cure = f": {suffix} cannot hold it, .mkv can" if _fits(stream, ".mkv") else ""
+                    if _fits(stream, ".mkv"):
+                        cure = f": {suffix} cannot hold it, .mkv can"
+                    else:
+                        cure = ""
                     yield f"{_name(stream)} is left out{cure}"
             for name, value in container.metadata.items():
                 if name.lower() == "timecode":
@@ -278,16 +333,26 @@ def _track_tags(stream: Stream) -> _TrackTags:
 
 
 def _not_written(contents: Contents) -> Iterator[str]:
-    """Names the tags that FFmpeg does not write into such a container, as tried in memory, without packets."""
-    suffix, file, tags = contents.suffix, BytesIO(), _tags(contents)
+    """Names the tags that FFmpeg does not write into such a container, as tried in memory, without
+    packets.
+    """
+    suffix = contents.suffix
+    file = BytesIO()
+    tags = _tags(contents)
     output = _open_output(file, suffix, tags, "+empty_moov", {})
     picture = output.add_stream("mpeg4", rate=MODEL_FPS)
     if contents.sound.pieces:
         output.add_stream("aac", rate=48000)
     with output, _open_others(contents, output, _LONG_S):
-        tracks = [(f"{stream.type} track {stream.index}", _track_tags(stream)) for stream in output.streams]
+        tracks = [
+            (f"{stream.type} track {stream.index}", _track_tags(stream))
+            for stream in output.streams
+        ]
         packet = Packet(b"\0")  # Matroska is no file without one
-        packet.stream, packet.pts, packet.dts, packet.time_base = picture, 0, 0, Fraction(1, MODEL_FPS)
+        packet.stream = picture
+        packet.pts = 0
+        packet.dts = 0
+        packet.time_base = Fraction(1, MODEL_FPS)
         output.mux(packet)
     file.seek(0)
     with av.open(file) as written:
@@ -296,35 +361,48 @@ def _not_written(contents: Contents) -> Iterator[str]:
         if lost:
             cure = "" if suffix == ".mkv" else "; .mkv can"
             yield f"{suffix} cannot hold these tags: {', '.join(lost)}{cure}"
-        for (name, track), stream in zip(tracks, written.streams, strict=False):  # chapters have a track behind them
+        # chapters have a track behind them
+        for (name, track), stream in zip(tracks, written.streams, strict=False):
             lost = track.lost_in(_track_tags(stream))
             if lost:
                 yield f"{suffix} cannot hold of {name} of the output: {', '.join(lost)}"
 
 
 @contextmanager
-def _open_others(contents: Contents, output: OutputContainer, end_s: Fraction) -> Iterator[list[TimedPackets]]:
-    """Adds chapters, and the streams that fit of the source to an open output of length `end_s`, which has its picture
-    and sound, and gives all of them their tags."""
+def _open_others(
+    contents: Contents, output: OutputContainer, end_s: Fraction
+) -> Iterator[list[TimedPackets]]:
+    """Adds chapters, and the streams that fit of the source to an open output of length `end_s`,
+    which has its picture and sound, and gives all of them their tags.
+    """
     path = cast(Path, contents.source)
     with ExitStack() as opened, open_input(path) as container:
         _copy_tags(path, container, contents, output, end_s)
-        suffix, added = contents.suffix, list[TimedPackets]()
+        suffix = contents.suffix
+        added = list[TimedPackets]()
         for listed in _others(path, container):
             if not _fits(listed, suffix):
                 continue
             if isinstance(listed, AttachmentStream):
-                output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
+                output.add_attachment(
+                    listed.name or "file",
+                    listed.mimetype or "application/octet-stream",
+                    listed.data,
+                )
                 continue
             # A file each, as they are read at different places.
             stream = opened.enter_context(open_input(path)).streams[listed.index]
             if isinstance(stream, SubtitleStream):
                 subtitles = _add_subtitles(path, stream, output, suffix)
-                added.append(_copied_subtitles(path, stream, subtitles, suffix, contents.origin_s, end_s))
+                added.append(
+                    _copied_subtitles(path, stream, subtitles, suffix, contents.origin_s, end_s)
+                )
             else:
                 track = cast(AudioStream, stream)
                 sound = output.add_stream_from_template(track)
-                added.append(copied_sound(path, track, sound, Fraction(0), origin_s=contents.origin_s))
+                added.append(
+                    copied_sound(path, track, sound, Fraction(0), origin_s=contents.origin_s)
+                )
             _copy_stream_tags(stream, output.streams[-1])
             if isinstance(stream, AudioStream) and contents.sound.pieces:
                 output.streams[-1].disposition &= ~Disposition.default  # players take the new sound
@@ -332,15 +410,24 @@ def _open_others(contents: Contents, output: OutputContainer, end_s: Fraction) -
 
 
 def _copy_tags(
-    path: Path, container: InputContainer, contents: Contents, output: OutputContainer, end_s: Fraction
+    path: Path,
+    container: InputContainer,
+    contents: Contents,
+    output: OutputContainer,
+    end_s: Fraction,
 ) -> None:
     """Tags of its picture and, if that is heard, its sound, and its chapters up to `end_s`."""
     chapters = []
     for chapter in container.chapters():
-        edges_s = (chapter[edge] * (chapter["time_base"] or 0) - contents.origin_s for edge in ("start", "end"))
+        edges_s = (
+            chapter[edge] * (chapter["time_base"] or 0) - contents.origin_s
+            for edge in ("start", "end")
+        )
         start, end = (nearest(min(max(edge_s, Fraction(0)), end_s), _PER_S) for edge_s in edges_s)
         if start < end:
-            chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, _PER_S)})
+            chapters.append(
+                {**chapter, "start": start, "end": end, "time_base": Fraction(1, _PER_S)}
+            )
     output.set_chapters(cast(Any, chapters))
     _copy_stream_tags(video_stream(path, container), output.streams.video[0])
     if contents.sound.pieces and all(are_one(piece.path, path) for piece in contents.sound.pieces):
@@ -365,7 +452,9 @@ def _optional(timed: TimedPackets, problems: list[str]) -> TimedPackets:
         problems.append(f"{error}; the rest of this stream is left out")
 
 
-def _add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str) -> SubtitleStream:
+def _add_subtitles(
+    path: Path, stream: SubtitleStream, output: OutputContainer, suffix: str
+) -> SubtitleStream:
     """Adds a copy of a stream to an open output, converted if that does not hold its form."""
     if codec_name(stream) in _HELD_FORMS[suffix]:
         return output.add_stream_from_template(stream)
@@ -377,11 +466,19 @@ def _add_subtitles(path: Path, stream: SubtitleStream, output: OutputContainer, 
 
 
 def _copied_subtitles(
-    path: Path, stream: SubtitleStream, copy: SubtitleStream, suffix: str, origin_s: Fraction, end_s: Fraction
+    path: Path,
+    stream: SubtitleStream,
+    copy: SubtitleStream,
+    suffix: str,
+    origin_s: Fraction,
+    end_s: Fraction,
 ) -> TimedPackets:
-    """The packets of a stream for its `copy`; `origin_s`: stamp at time 0 of the output; `end_s`: when that ends."""
+    """The packets of a stream for its `copy`; `origin_s`: stamp at time 0 of the output; `end_s`:
+    when that ends.
+    """
     packets = cast(InputContainer, stream.container).demux(stream)
-    source, last = stream.codec_context, -1
+    source = stream.codec_context
+    last = -1
     target = None if codec_name(stream) in _HELD_FORMS[suffix] else copy.codec_context
     most_empty = 2 if source.name == "mov_text" else 0  # a length of 0: nothing is shown
     for packet in guarded(path, stream, packets):
@@ -391,7 +488,9 @@ def _copied_subtitles(
         if target is not None:
             with reading(path, "its subtitles cannot be read"):
                 shown = source.decode2(packet)
-                converted = target.encode_subtitle(shown) if shown is not None and len(shown) else None
+                converted = (
+                    target.encode_subtitle(shown) if shown is not None and len(shown) else None
+                )
         if converted is None:
             continue
         starts_s = packet.pts * packet.time_base - origin_s
@@ -404,7 +503,8 @@ def _copied_subtitles(
             start = max(start, last + 1)
         last = converted.pts = converted.dts = start
         converted.duration = max(nearest(ends_s, _PER_S) - start, 0)
-        converted.stream, converted.time_base = copy, Fraction(1, _PER_S)
+        converted.stream = copy
+        converted.time_base = Fraction(1, _PER_S)
         yield Fraction(start, _PER_S), converted
 
 
@@ -429,5 +529,8 @@ def _name(stream: Stream) -> str:
         return f"the attached file {stream.name}"
     # Time codes, positions and motion have no codec.
     what = codec_name(stream) or stream.metadata.get("handler_name") or "unknown"
-    language = "" if stream.language in (None, "und") else f", {stream.language}"
+    if stream.language in (None, "und"):
+        language = ""
+    else:
+        language = f", {stream.language}"
     return f"the {stream.type} track {stream.index} ({what}{language})"

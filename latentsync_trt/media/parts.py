@@ -1,10 +1,10 @@
 """Closed parts of a video in the making, in a folder that is consistent whenever its process ends.
 
-    parts.json   what the pictures depend on, and for each part its file and the exact stamps of its packets
+    parts.json   what the pictures depend on; of each part its file and its packets' stamps
     3fa9.mkv     a part: all packets of one encoder, from its key frame to its last picture
 
-`parts.json` names only files that are complete on disk. Matroska holds every codec that is written here, but rounds
-stamps to milliseconds: those in the file are not used.
+`parts.json` names only files that are complete on disk. Matroska holds every codec that is written
+here, but rounds stamps to milliseconds: those in the file are not used.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from latentsync_trt.types import VideoInfo
 
 # Length of a part. What carries over between frames begins anew, so that a run can go on there.
 PART_S = Fraction(30)
-# A run that goes on within such a part paints its last second again, without writing it: what carries over has then
-# forgotten how it began.
+# A run that goes on within such a part paints its last second again, without writing it: what
+# carries over has then forgotten how it began.
 WARM_UP_S = Fraction(1)
 _SUFFIX = ".mkv"
 
@@ -45,8 +45,9 @@ def part_of(time_s: Fraction) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A closed part. `stamps`: when its pictures are shown, in the order of its packets; `end`: when the last one ends.
-    Both in units of the video's time base, from the start of the output."""
+    """A closed part. `stamps`: when its pictures are shown, in the order of its packets; `end`:
+    when the last one ends. Both in units of the video's time base, from the start of the output.
+    """
 
     file: str
     size_bytes: int
@@ -56,8 +57,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text. `per_s`: units of the
-    video's time base in a second."""
+    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text.
+    `per_s`: units of the video's time base in a second.
+    """
 
     made_of: Mapping[str, str]
     per_s: int
@@ -73,11 +75,15 @@ class Finished:
 
     @property
     def end_s(self) -> Fraction:
-        return self.parts[-1].end * self.time_base if self.parts else Fraction(0)
+        if self.parts:
+            return self.parts[-1].end * self.time_base
+        return Fraction(0)
 
     @property
     def paint_from(self) -> int:
-        """Index of the first frame to paint in a run that goes on: not later than that of the first one to write."""
+        """Index of the first frame to paint in a run that goes on: not later than that of the first
+        one to write.
+        """
         part = part_of(self.end_s)
         earliest_s = max(self.end_s - WARM_UP_S, part * PART_S)
         stamps = (stamp for part in self.parts for stamp in part.stamps)
@@ -90,9 +96,19 @@ class Finished:
             content = from_json(cls, (folder / KEPT_NAME).read_bytes(), folder)
         except (OSError, ValueError):
             return None
-        sizes = {path.name: path.stat().st_size for path in folder.glob(f"*{_SUFFIX}") if not path.is_symlink()}
-        whole = tuple(takewhile(lambda part: part.stamps and sizes.get(part.file) == part.size_bytes, content.parts))
-        return replace(content, parts=whole) if whole else None
+        sizes = {
+            path.name: path.stat().st_size
+            for path in folder.glob(f"*{_SUFFIX}")
+            if not path.is_symlink()
+        }
+        whole = tuple(
+            takewhile(
+                lambda part: part.stamps and sizes.get(part.file) == part.size_bytes, content.parts
+            )
+        )
+        if whole:
+            return replace(content, parts=whole)
+        return None
 
     def write(self, folder: Path) -> None:
         """Replaces what `folder` holds by this, safe on disk; removes files of other parts."""
@@ -104,7 +120,9 @@ class Finished:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / KEPT_NAME)
-        for name in {path.name for path in folder.glob(f"*{_SUFFIX}")} - {part.file for part in self.parts}:
+        for name in {path.name for path in folder.glob(f"*{_SUFFIX}")} - {
+            part.file for part in self.parts
+        }:
             (folder / name).unlink()
 
 
@@ -116,35 +134,54 @@ class Work:
     resume: bool = False
 
     def begin(self, output: Path, per_s: int) -> tuple[Finished, tuple[str, ...]]:
-        """What is finished of `output`, and what to tell about that; `InputError` if it is to be gone on with, but made
-        of something else."""
-        nothing, kept = Finished(self.made_of, per_s), Finished.read(work_folder_of(output))
+        """What is finished of `output`, and what to tell about that; `InputError` if it is to be
+        gone on with, but made of something else.
+        """
+        nothing = Finished(self.made_of, per_s)
+        kept = Finished.read(work_folder_of(output))
         if kept is None:
-            told = (f"{output}: nothing is kept of an interrupted run; it begins at the start",) if self.resume else ()
-            return nothing, told
+            if not self.resume:
+                return nothing, ()
+            why = "nothing is kept of an interrupted run; it begins at the start"
+            return nothing, (f"{output}: {why}",)
         length = timedelta(seconds=floor(kept.end_s))
         if not self.resume:
-            what = f"{output}: {length} of an interrupted run are kept until this run has finished a part"
+            what = (
+                f"{output}: {length} of an interrupted run "
+                "are kept until this run has finished a part"
+            )
             return nothing, (f"{what}; to go on there instead, stop it and add --resume",)
         changed = [
             f"{name} ({before} → {now})"
             for name in dict.fromkeys([*kept.made_of, *self.made_of])
-            if (before := kept.made_of.get(name, "not given")) != (now := self.made_of.get(name, "not given"))
+            if (before := kept.made_of.get(name, "not given"))
+            != (now := self.made_of.get(name, "not given"))
         ]
         if changed:
-            what = f"cannot go on with the interrupted run, since this changed: {', '.join(changed)}"
-            raise InputError(f"{output}: {what}; give the same files and options, or leave --resume out to begin anew")
+            what = (
+                f"cannot go on with the interrupted run, since this changed: {', '.join(changed)}"
+            )
+            raise InputError(
+                f"{output}: {what}; give the same files and "
+                "options, or leave --resume out to begin anew"
+            )
         return kept, (f"{output}: goes on after {length}",)
 
 
 class PartWriter:
-    """Encodes one part into a file of `folder`; it and its methods raise `OutputError`, `FFmpegError` and `OSError`.
-    Stamps are in units of `time_base`; `start`: that of the first picture."""
+    """Encodes one part into a file of `folder`; it and its methods raise `OutputError`,
+    `FFmpegError` and `OSError`. Stamps are in units of `time_base`; `start`: that of the first
+    picture.
+    """
 
-    def __init__(self, folder: Path, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction, start: int) -> None:
+    def __init__(
+        self, folder: Path, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction, start: int
+    ) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
-        self._start, self._time_base = start, time_base
-        self._shown, self._stamps = list[int](), list[int]()
+        self._start = start
+        self._time_base = time_base
+        self._shown = list[int]()
+        self._stamps = list[int]()
         self._container = av.open(f"file:{self._path}", "w")
         try:
             self._stream = add_video(self._container, encoder, info, time_base)
@@ -154,7 +191,8 @@ class PartWriter:
 
     def write(self, picture: VideoFrame, stamp: int) -> None:
         self._shown.append(stamp)
-        picture.pts, picture.time_base = stamp - self._start, self._time_base
+        picture.pts = stamp - self._start
+        picture.time_base = self._time_base
         self._mux(picture)
 
     def close(self, end: int) -> Part:
@@ -162,7 +200,10 @@ class PartWriter:
         self._container.close()
         if not self._stamps or sorted(self._stamps) != self._shown:
             name = self._stream.codec_context.name
-            raise OutputError(f"the encoder {name} gave its pictures other times; choose another one with --encoder")
+            raise OutputError(
+                f"the encoder {name} gave its pictures other "
+                "times; choose another one with --encoder"
+            )
         return Part(self._path.name, self._path.stat().st_size, tuple(self._stamps), end)
 
     def abandon(self) -> None:
@@ -174,7 +215,8 @@ class PartWriter:
             # Only their order counts, and x265 gives pictures of very short parts random times.
             packet.pts = packet.dts = len(self._stamps) + 1
             self._container.mux(packet)
-            self._stamps.append(stamp)  # those of packets in the file, also where this is interrupted
+            # those of packets in the file, also where this is interrupted
+            self._stamps.append(stamp)
 
 
 def abandon(container: OutputContainer, path: Path) -> None:
@@ -186,17 +228,21 @@ def abandon(container: OutputContainer, path: Path) -> None:
 
 
 def joined(folder: Path, finished: Finished, stream: VideoStream) -> TimedPackets:
-    """The packets of all parts as those of `stream`, with stamps and durations, and when each is decoded. Decoding
-    stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They ascend across
-    parts, which those of the encoders do not where the rate varies. The first ones are such that all packets together
-    last as long as the pictures, since MP4 has a duration for each packet only."""
-    parts, time_base = finished.parts, finished.time_base
+    """The packets of all parts as those of `stream`, with stamps and durations, and when each is
+    decoded. Decoding stamps are the sorted presentation stamps, later by as many packets as any
+    part delays a picture. They ascend across parts, which those of the encoders do not where the
+    rate varies. The first ones are such that all packets together last as long as the pictures,
+    since MP4 has a duration for each packet only.
+    """
+    parts = finished.parts
+    time_base = finished.time_base
     delay = 0  # how many packets at most come between the time to show a picture and its packet
     for part in parts:
         ranks = {stamp: rank for rank, stamp in enumerate(sorted(part.stamps))}
         delay = max(delay, *(place - ranks[stamp] for place, stamp in enumerate(part.stamps)))
     latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]
-    lead, last = latest[-1] - latest[0], parts[-1].end - latest[-1]
+    lead = latest[-1] - latest[0]
+    last = parts[-1].end - latest[-1]
     first = min(parts[0].stamps)
     shown = (stamp for part in parts for stamp in sorted(part.stamps))
     decoded = chain((first - lead + lead * index // delay for index in range(delay)), shown)
@@ -208,6 +254,9 @@ def joined(folder: Path, finished: Finished, stream: VideoStream) -> TimedPacket
             packets = (packet for packet in container.demux(video=0) if packet.size)
             for packet, stamp in zip(packets, part.stamps, strict=True):
                 left -= 1
-                packet.pts, packet.dts, packet.time_base, packet.stream = stamp, next(decoded), time_base, stream
+                packet.pts = stamp
+                packet.dts = next(decoded)
+                packet.time_base = time_base
+                packet.stream = stream
                 packet.duration = ends[stamp] - stamp if left else last
                 yield packet.dts * time_base, packet

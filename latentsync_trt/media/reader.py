@@ -25,10 +25,23 @@ from latentsync_trt.media.conversion import (
 )
 from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo, top_field_first
 from latentsync_trt.media.ending import end_of, knows_end
-from latentsync_trt.media.files import is_damaged, new_aspect_of, open_input, picture_streams, reading
+from latentsync_trt.media.files import (
+    is_damaged,
+    new_aspect_of,
+    open_input,
+    picture_streams,
+    reading,
+)
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
-from latentsync_trt.media.timing import clock_of, frames_per_s, period_of, stamp_of, stated_end_s, time_base_of
+from latentsync_trt.media.timing import (
+    clock_of,
+    frames_per_s,
+    period_of,
+    stamp_of,
+    stated_end_s,
+    time_base_of,
+)
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
@@ -39,7 +52,9 @@ _TRANSPARENT = "is transparent, which the output cannot hold; put it on a backgr
 
 
 def probe(path: Path) -> VideoInfo:
-    """Properties of the main video stream of `path`, of which one frame is decoded; raises `MediaError`."""
+    """Properties of the main video stream of `path`, of which one frame is decoded; raises
+    `MediaError`.
+    """
     with open_input(path) as container:
         stream = video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
@@ -53,7 +68,8 @@ def probe(path: Path) -> VideoInfo:
             _check_opaque(path, frame)
             hdr = metadata_of(int(frame.color_trc), side_data)
             planes = FrameConverter().planes(frame)
-        aspect, start_s = stream.sample_aspect_ratio or Fraction(1), stamp_of(frame)
+        aspect = stream.sample_aspect_ratio or Fraction(1)
+        start_s = stamp_of(frame)
         rate = frames_per_s(path, stream)
         return VideoInfo(
             width_px=planes.y.shape[1],
@@ -76,12 +92,16 @@ def probe(path: Path) -> VideoInfo:
 
 
 def read_frames(
-    path: Path, playback: Playback = _AS_IT_IS, store: Callable[[YuvPlanes], YuvPlanes] | None = None
+    path: Path,
+    playback: Playback = _AS_IT_IS,
+    store: Callable[[YuvPlanes], YuvPlanes] | None = None,
 ) -> Iterator[Frame]:
-    """Frames of the main video stream, upright, as `playback` says; `store` may put planes elsewhere. `planes` are the
-    decoder's own bytes where `conversion` supports their format; `picture` is computed from them on access. Both are
-    read-only, as repeated frames share them. Raises `MediaError`: the file cannot be read, has no picture, or breaks
-    off; the message gives the time."""
+    """Frames of the main video stream, upright, as `playback` says; `store` may put planes
+    elsewhere. `planes` are the decoder's own bytes where `conversion` supports their format;
+    `picture` is computed from them on access. Both are read-only, as repeated frames share them.
+    Raises `MediaError`: the file cannot be read, has no picture, or breaks off; the message gives
+    the time.
+    """
     converter = FrameConverter()
     frame: VideoFrame | None = None
     converted = None
@@ -107,23 +127,29 @@ def read_frames(
         raise MediaError(f"{path}: its video stream has no picture")
 
 
-def _duration_s(path: Path, stream: VideoStream, rate: Fraction | None, start_s: Fraction | None) -> Fraction | None:
-    container, least_s = cast(InputContainer, stream.container), period_of(rate)
-    if container.format.name.endswith("_pipe") or is_photo(stream):  # FFmpeg's name for a still picture
+def _duration_s(
+    path: Path, stream: VideoStream, rate: Fraction | None, start_s: Fraction | None
+) -> Fraction | None:
+    container = cast(InputContainer, stream.container)
+    least_s = period_of(rate)
+    # FFmpeg's name for a still picture
+    if container.format.name.endswith("_pipe") or is_photo(stream):
         return least_s
     if stream.duration is not None and stream.time_base is not None and knows_end(container):
         return stream.duration * stream.time_base
     latest_s = stated_end_s(container)
     if latest_s is None:
         return None
-    # The header may state more than is there, and Matroska's the length or the end, depending on what wrote it.
+    # The header may state more than is there, and Matroska's the length or the end, depending on
+    # what wrote it.
     end_s = end_of(path, stream.index).ends_s.get(stream.index, latest_s)
     return max(min(end_s, latest_s) - (start_s or 0), least_s)
 
 
 def _has_alpha(path: Path, index: int) -> bool:
-    """Whether the pictures of VP8 or VP9 come with alpha, which FFmpeg's decoders leave out. Recordings of Chromium are
-    marked as transparent, but have none."""
+    """Whether the pictures of VP8 or VP9 come with alpha, which FFmpeg's decoders leave out.
+    Recordings of Chromium are marked as transparent, but have none.
+    """
     with open_input(path) as container:
         first = next(container.demux(container.streams[index]))
         return first.has_sidedata("matroska_block_additional")
@@ -131,7 +157,9 @@ def _has_alpha(path: Path, index: int) -> bool:
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:
     """Raises `MediaError` for a transparent pixel; alpha that is opaque, or all zero, is fine."""
-    if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
+    if not (
+        frame.format.has_palette or any(component.is_alpha for component in frame.format.components)
+    ):
         return
     alpha = views(frame.reformat(format="gbrap", threads=1))[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
@@ -148,8 +176,10 @@ class Delays:
 
 
 def delays_of(video: Path, audio: Path) -> Delays:
-    """How much later than the other one the picture or the sound starts of a file that is both. Of another file with a
-    picture of its own, the sound starts as much later as it does there. Raises `MediaError`."""
+    """How much later than the other one the picture or the sound starts of a file that is both. Of
+    another file with a picture of its own, the sound starts as much later as it does there. Raises
+    `MediaError`.
+    """
     is_one = are_one(video, audio)
     picture_s = probe(video).start_s if is_one else _picture_start_s(audio)
     sound_s = first_sample_s(audio)
@@ -161,14 +191,19 @@ def delays_of(video: Path, audio: Path) -> Delays:
     delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
     if picture_s <= sound_s:
         return Delays(sound_s=delay_s)
-    return Delays(picture_s=delay_s) if is_one else Delays()
+    if is_one:
+        return Delays(picture_s=delay_s)
+    return Delays()
 
 
 def _picture_start_s(path: Path) -> Fraction | None:
     """The first stamp of the pictures of a file, which need not be decoded; None without any."""
     with open_input(path) as container:
         stamps = [(each.start_time, each.time_base) for each in picture_streams(container)]
-    return min((stamp * unit_s for stamp, unit_s in stamps if stamp is not None and unit_s is not None), default=None)
+    return min(
+        (stamp * unit_s for stamp, unit_s in stamps if stamp is not None and unit_s is not None),
+        default=None,
+    )
 
 
 def are_one(video: Path, audio: Path) -> bool:

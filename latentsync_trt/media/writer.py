@@ -1,4 +1,6 @@
-"""Video output: encoded once, with its sound; the file appears only when it is complete. Copies for browsers."""
+"""Video output: encoded once, with its sound; the file appears only when it is complete. Copies for
+browsers.
+"""
 
 import contextlib
 import os
@@ -16,7 +18,13 @@ import av
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InferenceError, InputError, NoFaceError, OutOfMemory, OutputError
-from latentsync_trt.files import KEPT_NAME, end_of_links, put_in_place, temporary_folder, work_folder
+from latentsync_trt.files import (
+    KEPT_NAME,
+    end_of_links,
+    put_in_place,
+    temporary_folder,
+    work_folder,
+)
 from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.files import codec_name, open_input, writing
@@ -43,18 +51,24 @@ _UNSEEN_S = Fraction(1, 100)
 """By which pictures beside each other may be apart: less than half the period of any."""
 _PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
 
-# By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not H.264 in it.
+# By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not
+# H.264 in it.
 _BROWSER_CODECS = {"mov": ("h264", "av1", "vp9"), "matroska": ("vp8", "vp9", "av1")}
 _BROWSER_FORMATS = "yuv420p", "yuvj420p"
 _BROWSER_SOUNDS = "aac", "mp3", "opus", "vorbis", "flac"
 
 
 def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
-    """Checks that `output` can be written, before any work is done: `InputError` if it is none of `SUFFIXES`, one of
-    the `inputs`, or not to be replaced; `OutputError` if the system does not let it be written."""
+    """Checks that `output` can be written, before any work is done: `InputError` if it is none of
+    `SUFFIXES`, one of the `inputs`, or not to be replaced; `OutputError` if the system does not let
+    it be written.
+    """
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
+        raise InputError(
+            f"{output}: cannot write {suffix or 'a file without extension'}; "
+            f"use {', '.join(SUFFIXES)}"
+        )
     try:
         check_file_to_write(output)
         protected = output.exists() and not (output.is_file() and os.access(output, os.W_OK))
@@ -63,7 +77,9 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     except OSError as error:  # the system refuses the name, for example as too long
         raise OutputError(f"{output}: cannot be written: {error.strerror}", usage=True) from error
     if protected:
-        raise OutputError(f"{output}: is write-protected, a device or a pipe; choose another name", usage=True)
+        raise OutputError(
+            f"{output}: is write-protected, a device or a pipe; choose another name", usage=True
+        )
     if any(are_one(output, source) for source in inputs):
         raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
@@ -72,21 +88,25 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
 class VideoWriter:
     """Writes frames at their own times; the file appears when the block ends without an error.
 
-    Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is kept where the block
-    ends with an error, or its process is killed, once a part is closed; the next run can go on there.
-    `notices`: what the output cannot preserve, and what is done with an interrupted run. `frames_done`: frames that
-    such a run has finished; `write` ignores those of a lower index. `paint_from`: see `Finished`.
+    Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is
+    kept where the block ends with an error, or its process is killed, once a part is closed; the
+    next run can go on there. `notices`: what the output cannot preserve, and what is done with an
+    interrupted run. `frames_done`: frames that such a run has finished; `write` ignores those of a
+    lower index. `paint_from`: see `Finished`.
 
     Args:
-        output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are written in its
-            `time_base`, by default at the model's rate. sound: the sum of pieces; none for silence.
-        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
-            picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file; returns notices.
+        output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are
+            written in its `time_base`, by default at the model's rate. sound: the sum of pieces;
+            none for silence.
+        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the
+            source. Its first picture is shown at `others_delay_s`.
+        mark: say in the file that AI changed the picture. sign: called with the complete file;
+            returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.
-        OutputError: the file cannot be written, or the encoder does not open. MediaError: an input cannot be read.
+        OutputError: the file cannot be written, or the encoder does not open. MediaError: an input
+            cannot be read.
     """
 
     def __init__(
@@ -104,9 +124,14 @@ class VideoWriter:
     ) -> None:
         suffix = output.suffix.lower()
         lossless = encoder.codec in LOSSLESS_WITH
-        chosen = choose_sound(sound, suffix, lossless=lossless) if sound else ChosenSound(())
+        if sound:
+            chosen = choose_sound(sound, suffix, lossless=lossless)
+        else:
+            chosen = ChosenSound(())
         origin_s = (info.start_s or Fraction(0)) - others_delay_s
-        self.output, self._work, self._sign = output, work, sign
+        self.output = output
+        self._work = work
+        self._sign = sign
         self._contents = Contents(suffix, encoder, info, chosen, others, origin_s, mark)
         self._maker = PictureMaker(info, encoder)
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
@@ -116,17 +141,24 @@ class VideoWriter:
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
-        self.frames_done, self.end_s = self._finished.frames, self._finished.end_s
+        self.frames_done = self._finished.frames
+        self.end_s = self._finished.end_s
         self.paint_from = self._finished.paint_from
         self._part: PartWriter | None = None
         self._number = -1
-        self._last = max(self._finished.parts[-1].stamps) if self.frames_done else -1
+        if self.frames_done:
+            self._last = max(self._finished.parts[-1].stamps)
+        else:
+            self._last = -1
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
             place = end_of_links(self.output)
             place.parent.mkdir(parents=True, exist_ok=True)
-            kept = temporary_folder(place.parent) if self._work is None else work_folder(place)
+            if self._work is None:
+                kept = temporary_folder(place.parent)
+            else:
+                kept = work_folder(place)
             self._folder = opened.enter_context(kept)
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
@@ -143,13 +175,21 @@ class VideoWriter:
                 self._close_part(stamp)
             picture = self._maker.frame(frame, patches)
             if self._part is None:
-                encoder, info = self._contents.encoder, self._contents.info
-                self._part = PartWriter(self._folder, encoder, info, self._finished.time_base, stamp)
+                encoder = self._contents.encoder
+                info = self._contents.info
+                self._part = PartWriter(
+                    self._folder, encoder, info, self._finished.time_base, stamp
+                )
             self._part.write(picture, stamp)
-            self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
+            self._number = number
+            self._last = stamp
+            self.end_s = frame.time_s + frame.duration_s
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             with self._cleanup:
@@ -168,14 +208,19 @@ class VideoWriter:
     def _close_part(self, end: int, *, last: bool = False) -> None:
         if self._part is not None:
             part = self._part.close(end)
-            self._part, self._finished = None, replace(self._finished, parts=(*self._finished.parts, part))
+            self._part, self._finished = (
+                None,
+                replace(self._finished, parts=(*self._finished.parts, part)),
+            )
         # A short clip has nothing to go on with.
         if self._work is not None and len(self._finished.parts) > (1 if last else 0):
             self._finished.write(self._folder)
 
     def _end_part(self, error: BaseException | None) -> None:
-        """Closes the open part where it stops, so that the next run can go on there; drops it if that fails, what an
-        earlier run has kept would be lost, or the same command would fail again."""
+        """Closes the open part where it stops, so that the next run can go on there; drops it if
+        that fails, what an earlier run has kept would be lost, or the same command would fail
+        again.
+        """
         part = self._part
         if part is None:
             return
@@ -191,7 +236,8 @@ class VideoWriter:
             self._close_part(self._stamp(self.end_s), last=True)
             if not self._finished.parts:
                 raise OutputError(f"{self.output}: no frame was written")
-            whole = self._folder / f"whole{self.output.suffix}"  # short, as Windows limits paths to 259 characters
+            # short, as Windows limits paths to 259 characters
+            whole = self._folder / f"whole{self.output.suffix}"
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
             if self._sign is not None:
                 self.notices += self._sign(whole)
@@ -211,16 +257,23 @@ def write_pictures(
     audio: Path | None = None,
     audio_delay_s: Fraction = Fraction(0),
 ) -> None:
-    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, near lossless or lossless; the sound, the first audio stream
-    of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as `VideoWriter`."""
+    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, near lossless or lossless; the sound, the
+    first audio stream of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as
+    `VideoWriter`.
+    """
     stream = iter(pictures)
     first = next(stream, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
     period_s = 1 / fps
     height_px, width_px, _ = first.shape
-    info = replace(picture_info(width_px, height_px, rgb=lossless), frames_per_s=fps, time_base=period_s)
-    options = SyncOptions(codec="ffv1") if lossless else SyncOptions(crf=_NEAR_LOSSLESS_CRF)
+    info = replace(
+        picture_info(width_px, height_px, rgb=lossless), frames_per_s=fps, time_base=period_s
+    )
+    if lossless:
+        options = SyncOptions(codec="ffv1")
+    else:
+        options = SyncOptions(crf=_NEAR_LOSSLESS_CRF)
     sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
     with VideoWriter(path, info, choose_encoder(options, info), sound) as writer:
         for index, rgb in enumerate(chain([first], stream)):
@@ -230,8 +283,13 @@ def write_pictures(
 def plays(video: Path) -> bool:
     """Whether all browsers can play a file; raises `MediaError`."""
     with open_input(video) as container:
-        pictures, sounds = container.streams.video, container.streams.audio
-        codecs = [codec for name in container.format.name.split(",") for codec in _BROWSER_CODECS.get(name, ())]
+        pictures = container.streams.video
+        sounds = container.streams.audio
+        codecs = [
+            codec
+            for name in container.format.name.split(",")
+            for codec in _BROWSER_CODECS.get(name, ())
+        ]
         return (
             bool(pictures)
             and not is_photo(pictures[0])
@@ -242,7 +300,9 @@ def plays(video: Path) -> bool:
 
 
 def keeps_time(video: Path, playback: Playback) -> bool:
-    """Whether players show the pictures of a file at the times that `playback` gives them; raises `MediaError`."""
+    """Whether players show the pictures of a file at the times that `playback` gives them; raises
+    `MediaError`.
+    """
     info = probe(video)
     with open_input(video) as container:
         begins_s = Fraction(container.start_time or 0, av.time_base)
@@ -255,8 +315,9 @@ def keeps_time(video: Path, playback: Playback) -> bool:
 
 
 def write_preview(video: Path, target: Path, playback: Playback | None = None) -> None:
-    """Writes a small copy for browsers: with the same times and with sound, or silent as `playback` says; raises
-    `LatentSyncError`."""
+    """Writes a small copy for browsers: with the same times and with sound, or silent as `playback`
+    says; raises `LatentSyncError`.
+    """
     info = probe(video)
     small_of = partial(small_rgb, info, most_px=_PREVIEW_PX)
     shown = read_frames(video, playback or Playback())

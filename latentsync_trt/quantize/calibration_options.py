@@ -30,17 +30,24 @@ _option = partial(option, group=QUALITY)
 def parse_keep(names: str | tuple[str, ...]) -> tuple[str, ...]:
     """ "conv_in,conv_out" → ("conv_in", "conv_out"); "none" → (); a tuple as it is."""
     if isinstance(names, str):
-        return () if names == NO_LAYERS else tuple(part.strip() for part in names.split(",") if part.strip())
+        if names == NO_LAYERS:
+            return ()
+        return tuple(part.strip() for part in names.split(",") if part.strip())
     return names
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """How a bundle is calibrated and quantized; raises `InputError` on a value outside its limits."""
+    """How a bundle is calibrated and quantized; raises `InputError` on a value outside its
+    limits.
+    """
 
     precision: EightBit = _option("int8", "Precision of most layers of the U-Net.")
     windows: int = _option(
-        32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=1024
+        32,
+        "Windows to calibrate on, spread evenly over the clips; more take longer.",
+        minimum=1,
+        maximum=1024,
     )
     keep: tuple[str, ...] = _option(
         RESIDUAL_LAYERS,
@@ -50,18 +57,27 @@ class CalibrateOptions:
         metavar="NAMES",
     )
     measure: bool = _option(
-        True, "Measure the PSNR of generated faces on windows not calibrated on.", off="--no-measure"
+        True,
+        "Measure the PSNR of generated faces on windows not calibrated on.",
+        off="--no-measure",
     )
     percentile: float = _option(
         99.99,
-        "Percentile of an activation's magnitudes that becomes the largest 8-bit number; 100 clips nothing.",
+        "Percentile of an activation's magnitudes that "
+        "becomes the largest 8-bit number; 100 clips nothing.",
         advanced=True,
         minimum=90.0,
         maximum=100.0,
     )
-    steps: int = _option(20, "Denoising steps of each window.", advanced=True, minimum=1, maximum=999)
+    steps: int = _option(
+        20, "Denoising steps of each window.", advanced=True, minimum=1, maximum=999
+    )
     guidance: float = _option(
-        1.5, "Classifier-free guidance scale of the denoising.", advanced=True, minimum=1.001, maximum=20.0
+        1.5,
+        "Classifier-free guidance scale of the denoising.",
+        advanced=True,
+        minimum=1.001,
+        maximum=20.0,
     )
 
     def __post_init__(self) -> None:
@@ -75,7 +91,8 @@ class CalibrateOptions:
         """
         parts = layer.split(".")
         return any(
-            f".{pattern}." in f".{layer}." or any(part.endswith(pattern) for part in parts) for pattern in self.keep
+            f".{pattern}." in f".{layer}." or any(part.endswith(pattern) for part in parts)
+            for pattern in self.keep
         )
 
 
@@ -88,7 +105,8 @@ class Clip:
 
 
 def clips_in(folder: Path) -> tuple[Clip, ...]:
-    """The videos in a folder, sorted by name, each with the audio file of the same name, else its own sound.
+    """The videos in a folder, sorted by name, each with the audio file of the same name, else its
+    own sound.
 
     Raises:
         InputError: no such folder, or no video in it.
@@ -100,7 +118,11 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
     audio = {path.stem: path for path in files if path.suffix.lower() in AUDIO_SUFFIXES}
-    clips = tuple(Clip(path, audio.get(path.stem, path)) for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
+    clips = tuple(
+        Clip(path, audio.get(path.stem, path))
+        for path in files
+        if path.suffix.lower() in VIDEO_SUFFIXES
+    )
     if not clips:
         raise InputError(f"{folder}: no video in it (looked for {', '.join(VIDEO_SUFFIXES)})")
     return clips

@@ -1,4 +1,5 @@
-"""Step graphs for calibration: observed ones, which also return magnitudes of their layers' inputs, and 8-bit ones.
+"""Step graphs for calibration: observed ones, which also return magnitudes of their layers' inputs,
+and 8-bit ones.
 
 Layers are convolutions and linear layers. Each is identified by the name of its weights, which is
 the same in all step graphs.
@@ -23,7 +24,10 @@ from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
 from latentsync_trt.types import Float32Array, Float64Array
 
-DTYPES: dict[EightBit, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
+DTYPES: dict[EightBit, np.dtype[Any]] = {
+    "int8": np.dtype(np.int8),
+    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
+}
 """FP8 with four exponent bits (E4M3), as TensorRT supports it."""
 
 _LARGEST: dict[EightBit, float] = {"int8": 127.0, "fp8": 448.0}
@@ -32,10 +36,14 @@ _LARGEST: dict[EightBit, float] = {"int8": 127.0, "fp8": 448.0}
 _SMALLEST_SCALE = 2.0**-14
 
 SAMPLE = 1 << 16
-"""Most values of a tensor that a step returns: their 99.99th percentile is within 4 % of that of all values."""
+"""Most values of a tensor that a step returns: their 99.99th percentile is within 4 % of that of
+all values.
+"""
 
 ATTENTION_BYTES = 1 << 29
-"""Size of attention scores above which a batch is split: those of one picture of 64 × 64 tokens with eight heads."""
+"""Size of attention scores above which a batch is split: those of one picture of 64 × 64 tokens
+with eight heads.
+"""
 
 _SCORE_BYTES = 4  # of float32; float16 takes half
 
@@ -49,7 +57,8 @@ BINS = 2048
 class ActivationRange:
     """Magnitudes of the input x of one layer.
 
-    `largest`: exact maximum of |x|. `counts (BINS,)` float64: histogram of sampled |x| from 0 to `upper`.
+    `largest`: exact maximum of |x|. `counts (BINS,)` float64: histogram of sampled |x| from 0 to
+    `upper`.
     """
 
     largest: float
@@ -59,12 +68,18 @@ class ActivationRange:
     def of_step(cls, largest: float, sample: Float32Array) -> Self:
         """The range of one step: the maximum of |x|, and a sample of |x| `(n,)`, none larger."""
         empty = cls(largest, np.zeros(BINS))
-        return cls(largest, np.histogram(sample, BINS, range=(0, empty.upper or 1))[0].astype(np.float64))
+        return cls(
+            largest, np.histogram(sample, BINS, range=(0, empty.upper or 1))[0].astype(np.float64)
+        )
 
     @property
     def upper(self) -> float:
-        """The power of two at or above the maximum, so that histograms merge bin by bin; 0 if x is always 0."""
-        return 0.0 if self.largest <= 0 else 2.0 ** ceil(log2(self.largest))
+        """The power of two at or above the maximum, so that histograms merge bin by bin; 0 if x is
+        always 0.
+        """
+        if self.largest <= 0:
+            return 0.0
+        return 2.0 ** ceil(log2(self.largest))
 
     def merged(self, other: "ActivationRange") -> "ActivationRange":
         upper = max(self.upper, other.upper)
@@ -75,11 +90,13 @@ class ActivationRange:
         """The |x| that is mapped to the largest 8-bit number.
 
         Args:
-            percentile: share of the sampled |x| that is not clipped, above 0, at most 100; 100 is the maximum.
+            percentile: share of the sampled |x| that is not clipped, above 0, at most 100; 100 is
+                the maximum.
         """
         if percentile == 100 or self.largest == 0:
             return self.largest
-        wanted, running = self.counts.sum() * percentile / 100, np.cumsum(self.counts)
+        wanted = self.counts.sum() * percentile / 100
+        running = np.cumsum(self.counts)
         index = min(int(np.searchsorted(running, wanted)), BINS - 1)
         below = running[index] - self.counts[index]
         part = (wanted - below) / self.counts[index] if self.counts[index] else 1.0
@@ -96,15 +113,17 @@ class ActivationRange:
 
 
 Ranges = Mapping[str, ActivationRange]
-"""Calibration ranges by the name of a layer's weights: those of full, cached, guided and unguided steps are merged."""
+"""Calibration ranges by the name of a layer's weights: those of full, cached, guided and unguided
+steps are merged.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedGraph:
     """A step graph, maybe with more outputs; `dimensions` fix its variable dimensions.
 
-    `layers`: an input of layers → the names of their weights. Of the input "x" the graph returns "x_amax", its largest
-    magnitude, and "x_sample", some of them `(n,)`.
+    `layers`: an input of layers → the names of their weights. Of the input "x" the graph returns
+    "x_amax", its largest magnitude, and "x_sample", some of them `(n,)`.
     """
 
     path: Path
@@ -115,7 +134,9 @@ class ObservedGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A Conv or MatMul node with weights of its own, `(O, I, kh, kw)` or `(I, O)`. `activation`: its input."""
+    """A Conv or MatMul node with weights of its own, `(O, I, kh, kw)` or `(I, O)`. `activation`:
+    its input.
+    """
 
     name: str
     node: ir.Node
@@ -125,7 +146,9 @@ class Layer:
     @property
     def output_axis(self) -> int:
         """The axis of the weights along which output channels lie."""
-        return 0 if self.node.op_type == "Conv" else 1
+        if self.node.op_type == "Conv":
+            return 0
+        return 1
 
 
 Readers = dict[ir.Value, list[Layer]]
@@ -137,7 +160,12 @@ def layers_of(model: ir.Model) -> tuple[Layer, ...]:
     for node in model.graph:
         if node.op_type in ("Conv", "MatMul"):
             activation, weights = node.inputs[:2]
-            if activation is not None and weights is not None and weights.name and weights.const_value is not None:
+            if (
+                activation is not None
+                and weights is not None
+                and weights.name
+                and weights.const_value is not None
+            ):
                 layers.append(Layer(weights.name, node, activation, weights.const_value))
     return tuple(layers)
 
@@ -153,7 +181,8 @@ def layer_names(bundle: Bundle) -> tuple[str, ...]:
 
 
 def multiply_adds(bundle: Bundle, graph: str) -> dict[str, int]:
-    """Multiply-adds of each layer of a step graph, by name; variable dimensions at their usual values.
+    """Multiply-adds of each layer of a step graph, by name; variable dimensions at their usual
+    values.
 
     Raises:
         BundleError: the graph does not state the shape of a layer's output.
@@ -162,7 +191,9 @@ def multiply_adds(bundle: Bundle, graph: str) -> dict[str, int]:
     dimensions = _usual_dimensions(bundle)
     for layer in layers_of(ir.load(bundle.graph_path(graph))):
         outputs = prod(_sizes_of(layer.node.outputs[0], dimensions, graph))
-        counts[layer.name] = outputs * (layer.weights.size // layer.weights.shape.numpy()[layer.output_axis])
+        counts[layer.name] = outputs * (
+            layer.weights.size // layer.weights.shape.numpy()[layer.output_axis]
+        )
     return counts
 
 
@@ -174,7 +205,9 @@ def _sizes_of(value: ir.Value | None, dimensions: Mapping[str, int], graph: str)
     """The shape of a value; `dimensions` are those in expressions such as "2*windows*frames"."""
     sizes = None if value is None or value.shape is None else value.shape.evaluate(dimensions)
     if value is None or sizes is None or not sizes.is_static():
-        raise BundleError(f"{graph}: states no shape for {value and value.name}; export the model again")
+        raise BundleError(
+            f"{graph}: states no shape for {value and value.name}; export the model again"
+        )
     return sizes.numpy()
 
 
@@ -203,7 +236,9 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
 
 
 def sample_stride(sizes: Sizes, channel_axis: int) -> int:
-    """The n for which every n-th value of a tensor forms a sample of about `SAMPLE` values, even over the channels."""
+    """The n for which every n-th value of a tensor forms a sample of about `SAMPLE` values, even
+    over the channels.
+    """
     stride = max(1, prod(sizes) // SAMPLE)
     # With a common factor the sample would repeat the same channels or the same columns.
     while gcd(stride, prod(sizes[channel_axis:])) != 1:
@@ -219,17 +254,28 @@ def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layer: Layer) -> No
     def integers(name: str, *content: int) -> ir.Value:
         return tape.initializer(ir.tensor(list(content), ir.DataType.INT64), f"{value.name}_{name}")
 
-    every_nth = [integers("first", 0), integers("end", prod(sizes)), integers("axis", 0), integers("stride", stride)]
+    every_nth = [
+        integers("first", 0),
+        integers("end", prod(sizes)),
+        integers("axis", 0),
+        integers("stride", stride),
+    ]
     magnitudes = tape.op("Abs", [value])
     amax = tape.op("ReduceMax", [magnitudes], {"keepdims": 0})
     sample = tape.op("Slice", [tape.op("Reshape", [magnitudes, integers("flat", -1)]), *every_nth])
-    for output, name, shape in ((amax, "amax", []), (sample, "sample", [-(-prod(sizes) // stride)])):
-        output.name, output.shape = f"{value.name}_{name}", ir.Shape(shape)
+    for output, name, shape in (
+        (amax, "amax", []),
+        (sample, "sample", [-(-prod(sizes) // stride)]),
+    ):
+        output.name = f"{value.name}_{name}"
+        output.shape = ir.Shape(shape)
         output.type = ir.TensorType(layer.weights.dtype)
         graph.outputs.append(output)
 
 
-def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: int = ATTENTION_BYTES) -> None:
+def split_attention(
+    model: ir.Model, dimensions: Mapping[str, int], most_bytes: int = ATTENTION_BYTES
+) -> None:
     """Splits the batch of Attention nodes whose scores take more than `most_bytes`.
 
     A provider without a fused kernel stores the scores of a whole batch at once: up to 9 GB in a
@@ -238,7 +284,9 @@ def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: 
     for node in tuple(model.graph):
         if node.op_type != "Attention":
             continue
-        queries, keys = (_sizes_of(value, dimensions, str(model.graph.name)) for value in node.inputs[:2])
+        queries, keys = (
+            _sizes_of(value, dimensions, str(model.graph.name)) for value in node.inputs[:2]
+        )
         batch, heads, tokens, _ = queries
         most = max(1, most_bytes // (heads * tokens * keys[2] * _SCORE_BYTES))
         if most < batch:
@@ -246,21 +294,33 @@ def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: 
 
 
 def _split(graph: ir.Graph, node: ir.Node, lengths: list[int]) -> None:
-    tape, output = ir.tape.Tape(), node.outputs[0]
-    sizes = ir.Value(name=f"{output.name}_lengths", const_value=ir.tensor(lengths, ir.DataType.INT64))
+    tape = ir.tape.Tape()
+    output = node.outputs[0]
+    sizes = ir.Value(
+        name=f"{output.name}_lengths", const_value=ir.tensor(lengths, ir.DataType.INT64)
+    )
     graph.register_initializer(sizes)
-    parts = [tape.op_multi_out("Split", [value, sizes], {"axis": 0}, num_outputs=len(lengths)) for value in node.inputs]
-    attended = [tape.op("Attention", list(part), node.attributes) for part in zip(*parts, strict=True)]
+    parts = [
+        tape.op_multi_out("Split", [value, sizes], {"axis": 0}, num_outputs=len(lengths))
+        for value in node.inputs
+    ]
+    attended = [
+        tape.op("Attention", list(part), node.attributes) for part in zip(*parts, strict=True)
+    ]
     joined = tape.op("Concat", attended, {"axis": 0})
     convenience.replace_nodes_and_values(graph, node, [node], list(tape.nodes), [output], [joined])
 
 
 def _scale_of(amax: Float32Array | float, kind: EightBit, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The scale that maps `amax` to the largest 8-bit number; same shape, in `dtype`."""
-    return np.asarray(np.maximum(np.asarray(amax, np.float64) / _LARGEST[kind], _SMALLEST_SCALE), dtype)
+    return np.asarray(
+        np.maximum(np.asarray(amax, np.float64) / _LARGEST[kind], _SMALLEST_SCALE), dtype
+    )
 
 
-def round_weights(weights: NDArray[Any], output_axis: int, kind: EightBit) -> tuple[NDArray[Any], NDArray[Any]]:
+def round_weights(
+    weights: NDArray[Any], output_axis: int, kind: EightBit
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """8-bit weights of the same shape, and the per-channel scales `(O,)` in the weights' dtype."""
     exact = weights.astype(np.float32)
     others = tuple(axis for axis in range(weights.ndim) if axis != output_axis)
@@ -268,7 +328,8 @@ def round_weights(weights: NDArray[Any], output_axis: int, kind: EightBit) -> tu
     exact /= np.expand_dims(scales.astype(np.float32), others)
     if kind == "int8":
         np.rint(exact, out=exact)
-    # A scale that was rounded down puts the largest weight slightly out of range, which FP8's cast would turn into NaN.
+    # A scale that was rounded down puts the largest weight slightly out of range, which FP8's cast
+    # would turn into NaN.
     np.clip(exact, -_LARGEST[kind], _LARGEST[kind], out=exact)
     return exact.astype(DTYPES[kind]), scales
 
@@ -276,11 +337,15 @@ def round_weights(weights: NDArray[Any], output_axis: int, kind: EightBit) -> tu
 def write_steps(
     bundle: Bundle, ranges: Ranges, options: CalibrateOptions, kept: Collection[str], folder: Path
 ) -> dict[str, GraphEntry]:
-    """Writes the step graphs with QuantizeLinear/DequantizeLinear pairs around all layers but those named in `kept`.
+    """Writes the step graphs with QuantizeLinear/DequantizeLinear pairs around all layers but those
+    named in `kept`.
 
-    Also writes the weights that they use. Returns their entries in the manifest, without other forms.
+    Also writes the weights that they use. Returns their entries in the manifest, without other
+    forms.
     """
-    entries = {name: replace(bundle.manifest.graphs[name], forms={}) for name in step_graphs(bundle)}
+    entries = {
+        name: replace(bundle.manifest.graphs[name], forms={}) for name in step_graphs(bundle)
+    }
     (file,) = {entry.weights for entry in entries.values()}
     weights = WeightsFile(folder / file)
     quantizer = _Quantizer(ranges, options, weights)
@@ -296,7 +361,9 @@ class _Quantizer:
     """Rounds the layers of graphs; the weights of each layer are rounded once."""
 
     def __init__(self, ranges: Ranges, options: CalibrateOptions, file: WeightsFile) -> None:
-        self._ranges, self._options, self._file = ranges, options, file
+        self._ranges = ranges
+        self._options = options
+        self._file = file
         self._rounded: dict[str, tuple[ir.ExternalTensor, NDArray[Any]]] = {}
         self._zero = np.zeros((), DTYPES[options.precision])
 
@@ -313,7 +380,9 @@ class _Quantizer:
     def _dequantize_weights(self, graph: ir.Graph, layer: Layer) -> None:
         name = f"{layer.name}_{self._options.precision}"
         if layer.name not in self._rounded:
-            eight_bit, scales = round_weights(layer.weights.numpy(), layer.output_axis, self._options.precision)
+            eight_bit, scales = round_weights(
+                layer.weights.numpy(), layer.output_axis, self._options.precision
+            )
             self._rounded[layer.name] = self._file.add(ir.tensor(eight_bit, name=name)), scales
         tensor, scales = self._rounded[layer.name]
         inputs = [
@@ -322,18 +391,27 @@ class _Quantizer:
             _initializer(graph, f"{layer.name}_zeros", np.full(scales.shape, self._zero)),
         ]
         exact = _insert(
-            layer.node, "DequantizeLinear", inputs, f"{layer.name}_dequantized", {"axis": layer.output_axis}
+            layer.node,
+            "DequantizeLinear",
+            inputs,
+            f"{layer.name}_dequantized",
+            {"axis": layer.output_axis},
         )
         layer.node.replace_input_with(1, exact)
 
     def _round_activation(self, graph: ir.Graph, activation: ir.Value, layers: list[Layer]) -> None:
-        """Inserts one pair before the layers that read an activation; its other readers keep the exact values."""
+        """Inserts one pair before the layers that read an activation; its other readers keep the
+        exact values.
+        """
         # In other graphs layers may have observed a wider range of it: the widest serves all.
         amax = max(self._ranges[layer.name].amax(self._options.percentile) for layer in layers)
         dtype = self._rounded[layers[0].name][1].dtype
-        scale = _initializer(graph, f"{activation.name}_scale", _scale_of(amax, self._options.precision, dtype))
+        scale = _initializer(
+            graph, f"{activation.name}_scale", _scale_of(amax, self._options.precision, dtype)
+        )
         zero = _initializer(graph, f"{activation.name}_zero", self._zero)
-        first, name = layers[0].node, activation.name
+        first = layers[0].node
+        name = activation.name
         eight_bit = _insert(first, "QuantizeLinear", [activation, scale, zero], f"{name}_quantized")
         exact = _insert(first, "DequantizeLinear", [eight_bit, scale, zero], f"{name}_dequantized")
         for layer in layers:
@@ -341,15 +419,24 @@ class _Quantizer:
 
 
 def _initializer(graph: ir.Graph, name: str, content: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
-    tensor = ir.tensor(content, name=name) if isinstance(content, np.ndarray) else content
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype))
+    if isinstance(content, np.ndarray):
+        tensor = ir.tensor(content, name=name)
+    else:
+        tensor = content
+    value = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype)
+    )
     value.const_value = tensor
     graph.register_initializer(value)
     return value
 
 
 def _insert(
-    before: ir.Node, op: str, inputs: list[ir.Value], name: str, attributes: Mapping[str, int] | None = None
+    before: ir.Node,
+    op: str,
+    inputs: list[ir.Value],
+    name: str,
+    attributes: Mapping[str, int] | None = None,
 ) -> ir.Value:
     """The output of a new node; `inputs`: values, scales and zeros."""
     kind = inputs[1 if op == "DequantizeLinear" else 2].type

@@ -1,4 +1,6 @@
-"""Recorded windows: the denoiser's inputs for windows of a clip, and how they are denoised to calibrate."""
+"""Recorded windows: the denoiser's inputs for windows of a clip, and how they are denoised to
+calibrate.
+"""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -26,7 +28,8 @@ UNGUIDED = 1.0
 """A guidance scale at which the unconditional half is left out."""
 
 _MOST_HELD_OUT = 4
-# One window in this many is denoised without guidance; guided graphs show both halves to their layers anyway.
+# One window in this many is denoised without guidance; guided graphs show both halves to their
+# layers anyway.
 _UNGUIDED_EVERY = 4
 
 
@@ -49,16 +52,25 @@ class Loop:
     interval: int | tuple[int, ...] = CACHE_INTERVAL
 
     def run(
-        self, denoiser: Denoiser, window: RecordedWindow, on_step: Callable[[int, int], None] | None = None
+        self,
+        denoiser: Denoiser,
+        window: RecordedWindow,
+        on_step: Callable[[int, int], None] | None = None,
     ) -> Float32Array:
-        """The final latents `(4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
+        """The final latents `(4, F, h, w)`; after each step `on_step` gets the steps done and their
+        total.
+        """
         plan = cache_plan(self.steps, self.interval)
         inputs = window.noise, window.conditioning, window.audio
         return denoise(denoiser, *inputs, self.guidance, ddim_schedule(self.steps), plan, on_step)
 
 
 def record(
-    clip: Clip, wanted: int, model: Model, detector: FaceDetector, on_frame: Callable[[int, int], None]
+    clip: Clip,
+    wanted: int,
+    model: Model,
+    detector: FaceDetector,
+    on_frame: Callable[[int, int], None],
 ) -> tuple[RecordedWindow, ...]:
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
@@ -69,7 +81,8 @@ def record(
         MediaError: the clip cannot be read.
     """
     manifest = model.bundle.manifest
-    delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
+    delays = delays_of(clip.video, clip.audio)
+    info = probe(clip.video)
     tracks = Sound((SoundPiece(clip.audio, delays.sound_s),))
     speech = OpenSpeech(tracks, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
@@ -82,9 +95,14 @@ def record(
             on_frame(count, max(count, expected))
             yield frame
 
-    finder = FaceFinder(FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio)
+    finder = FaceFinder(
+        FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio
+    )
     inpainter = make_inpainter(model, SyncOptions())
-    with closing(speech), closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as gathered:
+    with (
+        closing(speech),
+        closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as gathered,
+    ):
         windows = (item for item in gathered if isinstance(item, Window))
         return tuple(
             _inputs(window, inpainter, speech)
@@ -97,9 +115,11 @@ def record(
 def loops_of(
     windows: Sequence[RecordedWindow], options: CalibrateOptions, *, unguided: bool
 ) -> list[tuple[RecordedWindow, Loop]]:
-    """How each window is denoised. With `unguided` graphs, one window in four runs without guidance, after the others.
+    """How each window is denoised. With `unguided` graphs, one window in four runs without
+    guidance, after the others.
 
-    The full steps of each window start one step later, so that full and cached graphs are observed at all timesteps.
+    The full steps of each window start one step later, so that full and cached graphs are observed
+    at all timesteps.
     """
     loops = []
     for number, window in enumerate(windows):
@@ -112,7 +132,9 @@ def loops_of(
 def split(
     windows: Sequence[RecordedWindow], samples: int
 ) -> tuple[tuple[RecordedWindow, ...], tuple[RecordedWindow, ...]]:
-    """At most `samples` windows to calibrate on, and those held out to measure on, both spread over all."""
+    """At most `samples` windows to calibrate on, and those held out to measure on, both spread over
+    all.
+    """
     held = min(recorded_for(samples) - samples, len(windows) // 3)
     held_indices = sorted({(2 * index + 1) * len(windows) // (2 * held) for index in range(held)})
     calibrated_on = [window for index, window in enumerate(windows) if index not in held_indices]

@@ -1,9 +1,10 @@
-"""Compiles a graph with TensorRT; `scripts/` do so with TensorRT-RTX, too. In a child process, as the compiler runs for
-minutes without handling signals, writes to the console past its logger, does not free all memory, and may crash.
+"""Compiles a graph with TensorRT; `scripts/` do so with TensorRT-RTX, too. In a child process, as
+the compiler runs for minutes without handling signals, writes to the console past its logger, does
+not free all memory, and may crash.
 
-ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed networks
-(https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of float16, INT8
-and FP8 graphs, and its errors do not contain TensorRT's reason.
+ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed
+networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the
+precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
 import importlib
@@ -17,20 +18,26 @@ from typing import Any, Literal
 from latentsync_trt.child import Emit, Event, run_child
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 
-ENGINE, CONTEXT_MODEL = "model.engine", "context.onnx"
-"""The engine, and in the same folder, as ONNX Runtime requires, the model through which it is loaded."""
+ENGINE = "model.engine"
+CONTEXT_MODEL = "context.onnx"
+"""The engine, and in the same folder, as ONNX Runtime requires, the model through which it is
+loaded.
+"""
 
 # Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
 _OUT_OF_MEMORY = re.compile(
-    "out of memory|outofmemory|failed to allocate memory|cudnn_status_alloc_failed|cublas_status_alloc_failed"
+    "out of memory|outofmemory|failed to allocate "
+    "memory|cudnn_status_alloc_failed|cublas_status_alloc_failed"
     "|the resource allocation failed|is smaller than requested bytes|could not be allocated"
     "|bad allocation|bad_alloc|insufficient memory|memoryerror",
     re.IGNORECASE,
 )
 
 _KILLED = -9  # SIGKILL, which POSIX systems send when memory runs out
-# The parser's conditions for an operation that it knows but does not support, and for an unknown one.
-_UNSUPPORTED, _UNKNOWN = "false", "Plugin not found"
+# The parser's conditions for an operation that it knows but does not support, and for an unknown
+# one.
+_UNSUPPORTED = "false"
+_UNKNOWN = "Plugin not found"
 # Without a GPU, each failure is followed by one of these, which do not concern the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
 
@@ -40,12 +47,14 @@ class CompileOrder:
     """What to compile, and what to write.
 
     Args:
-        compiler: its Python module. version: required prefix of its version. path: of the graph, absolute.
+        compiler: its Python module. version: required prefix of its version. path: of the graph,
+            absolute.
         profile: minimum, optimum and maximum shape of each input with a variable dimension.
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5; None = the compiler's default.
         folder: absolute, for `ENGINE` and `CONTEXT_MODEL`; None = nothing is written.
-        compute_capability: for the context model. fixed: sizes of variable dimensions that have a single one there.
+        compute_capability: for the context model. fixed: sizes of variable dimensions that have a
+            single one there.
     """
 
     compiler: Literal["tensorrt", "tensorrt_rtx"]
@@ -63,8 +72,9 @@ class CompileOrder:
 class Answer:
     """The result of compiling.
 
-    `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
-    `engine_bytes`: with weights. `device_memory_bytes`: GPU memory of a run, without weights; None if unknown.
+    `reason`: the operation and the message of the parser or builder; empty if accepted.
+    `out_of_memory`: of the GPU. `engine_bytes`: with weights. `device_memory_bytes`: GPU memory of
+    a run, without weights; None if unknown.
     """
 
     accepted: bool
@@ -76,8 +86,10 @@ class Answer:
 
 
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
-    """Compiles a graph; after a crash of the compiler, the graph counts as not accepted. `environment`: as for `Child`.
-    Raises `OutOfMemory` also where the system killed the process, `EngineBuildError` if it could not be started."""
+    """Compiles a graph; after a crash of the compiler, the graph counts as not accepted.
+    `environment`: as for `Child`. Raises `OutOfMemory` also where the system killed the process,
+    `EngineBuildError` if it could not be started.
+    """
     answers: list[Event] = []
     try:
         ended = run_child(_compile, order, answers.append, environment)
@@ -97,9 +109,17 @@ def is_out_of_memory(text: str) -> bool:
 
 
 def last_line(error: Exception) -> str:
-    """The useful part of an ONNX Runtime message: its last line that is neither empty nor cuDNN's JSON dump."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("{")]
-    return lines[-1] if lines else type(error).__name__
+    """The useful part of an ONNX Runtime message: its last line that is neither empty nor cuDNN's
+    JSON dump.
+    """
+    lines = [
+        line.strip()
+        for line in str(error).splitlines()
+        if line.strip() and not line.lstrip().startswith("{")
+    ]
+    if lines:
+        return lines[-1]
+    return type(error).__name__
 
 
 def _compile(orders: Iterator[CompileOrder], emit: Emit) -> None:
@@ -117,8 +137,10 @@ def compile_order(trt: Any, order: CompileOrder) -> Answer:
     log = _make_log(trt)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser, path = trt.OnnxParser(network, log), Path(order.path)
-    # From within the folder: on Windows, C++ takes names of files for text in the system's code page.
+    parser = trt.OnnxParser(network, log)
+    path = Path(order.path)
+    # From within the folder: on Windows, C++ takes names of files for text in the system's code
+    # page.
     with chdir(path.parent):
         parsed = parser.parse_from_file(path.name)
     engine = _built(trt, builder, network, order) if parsed else None
@@ -160,7 +182,8 @@ def _built(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
     """The serialized engine or None."""
     for layer in map(network.get_layer, range(network.num_layers)):
         if layer.type == trt.LayerType.ATTENTION_OUTPUT:
-            # Attention in parts where TensorRT has no fused kernel, as in float32; otherwise, building would fail.
+            # Attention in parts where TensorRT has no fused kernel, as in float32; otherwise,
+            # building would fail.
             layer.__class__ = trt.IAttentionOutputLayer  # `get_layer` returns the base class
             layer.attention.decomposable = True
     config = builder.create_builder_config()
@@ -178,8 +201,10 @@ def _built(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
 
 
 def _write_context_model(order: CompileOrder, path: Path) -> None:
-    """Writes the one-node model through which ONNX Runtime's TensorRT provider loads an engine that it did not build.
-    Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html"""
+    """Writes the one-node model through which ONNX Runtime's TensorRT provider loads an engine that
+    it did not build. Node attributes:
+    https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
+    """
     import onnx
     from onnx import helper
 
@@ -204,16 +229,27 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
 
 
 def _reason(parser: Any, messages: list[str]) -> str:
-    """The operations that the parser rejected, each with its first node and message; else what the builder says."""
+    """The operations that the parser rejected, each with its first node and message; else what the
+    builder says.
+    """
     reasons: dict[str, str] = {}
     for error in (parser.get_error(index) for index in range(parser.num_errors)):
-        text, operator = _one_line(error.desc()), error.node_operator()
+        text = _one_line(error.desc())
+        operator = error.node_operator()
         if text == _UNSUPPORTED or _UNKNOWN in text:
             text = "TensorRT has no such operation"
-        reasons.setdefault(operator, f"{operator} (node {error.node_name()}): {text}" if operator else text)
-    return "; ".join(reasons.values()) or next(map(_one_line, messages), "the compiler gives no reason")
+        reasons.setdefault(
+            operator, f"{operator} (node {error.node_name()}): {text}" if operator else text
+        )
+    return "; ".join(reasons.values()) or next(
+        map(_one_line, messages), "the compiler gives no reason"
+    )
 
 
 def _one_line(text: str) -> str:
     """Without the lines that TensorRT adds if there is no GPU."""
-    return " ".join(" ".join(line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)).split())
+    return " ".join(
+        " ".join(
+            line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)
+        ).split()
+    )

@@ -18,10 +18,20 @@ from latentsync_trt.bundle.manifest import (
     manifest_sha256,
 )
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, Notices, OutputError, ProviderUnavailable
+from latentsync_trt.errors import (
+    EngineBuildError,
+    InputError,
+    Notices,
+    OutputError,
+    ProviderUnavailable,
+)
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
-from latentsync_trt.runtime.engines.session_factory import BackgroundBuild, OpenedEngine, SessionFactory
+from latentsync_trt.runtime.engines.session_factory import (
+    BackgroundBuild,
+    OpenedEngine,
+    SessionFactory,
+)
 from latentsync_trt.runtime.memory_estimate import MemoryPlan, plan_of
 from latentsync_trt.runtime.networks import STAGES, FirstRuns, GraphDenoiser, VaeCodec
 from latentsync_trt.runtime.providers.select import Selection, next_provider
@@ -49,7 +59,9 @@ class AllOpen:
 
     def opened(self) -> list[OpenedEngine]:
         """What could be opened so far."""
-        done = [engine for engine in self.engines.values() if engine.done() and not engine.cancelled()]
+        done = [
+            engine for engine in self.engines.values() if engine.done() and not engine.cancelled()
+        ]
         return [engine.result() for engine in done if engine.exception() is None]
 
 
@@ -57,10 +69,14 @@ class OneNetworkAtATime:
     """Opens the sessions of one network, and closes those of the one before."""
 
     def __init__(self, factory: SessionFactory) -> None:
-        self._factory, self._open, self._all = factory, dict[str, OpenedEngine](), dict[str, OpenedEngine]()
+        self._factory = factory
+        self._open = dict[str, OpenedEngine]()
+        self._all = dict[str, OpenedEngine]()
 
     def session(self, graph: str) -> Session:
-        """By one thread at a time; valid until one of another network is asked for. Raises as `SessionFactory.open`."""
+        """By one thread at a time; valid until one of another network is asked for. Raises as
+        `SessionFactory.open`.
+        """
         graphs = self._factory.bundle.manifest.graphs
         if any(graphs[name].weights != graphs[graph].weights for name in self._open):
             for engine in self._open.values():
@@ -70,7 +86,9 @@ class OneNetworkAtATime:
         if graph not in self._open:
             engine = self._factory.open(graph)
             if before := self._all.get(graph):  # go on with its times
-                engine.session.clock, new, old = before.session.clock, engine.costs, before.costs
+                engine.session.clock = before.session.clock
+                new = engine.costs
+                old = before.costs
                 costs = replace(new, built=new.built or old.built, open_s=new.open_s + old.open_s)
                 engine = replace(engine, costs=costs)
             self._open[graph] = self._all[graph] = engine
@@ -85,8 +103,8 @@ class OneNetworkAtATime:
 class Model:
     """The networks of `bundle` on the provider of `selection`; nothing of it changes until `close`.
 
-    `graphs`: those that can run. `vae`, `denoiser`: to be used within `run` alone. `notices`: about builds, and what
-    makes a run slow. `build`: what builds engines for the next run.
+    `graphs`: those that can run. `vae`, `denoiser`: to be used within `run` alone. `notices`: about
+    builds, and what makes a run slow. `build`: what builds engines for the next run.
     """
 
     bundle: Bundle
@@ -101,12 +119,17 @@ class Model:
     _threads: StageThreads
 
     def audio_encoder(self, mel: Float32Array) -> Float32Array:
-        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`; to be used outside of `run`."""
-        return self._threads.run("encode", lambda: self._sessions.session(AUDIO_ENCODER).run({"mel": mel})[0])
+        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`; to be used outside of
+        `run`.
+        """
+        return self._threads.run(
+            "encode", lambda: self._sessions.session(AUDIO_ENCODER).run({"mel": mel})[0]
+        )
 
     def run(self, stage: Stage, action: Callable[[], T]) -> T:
-        """The result of `action`, which uses `vae` or `denoiser`, run in the thread of `stage` in its turn; raises as
-        `Session.run`."""
+        """The result of `action`, which uses `vae` or `denoiser`, run in the thread of `stage` in
+        its turn; raises as `Session.run`.
+        """
 
         def run() -> T:
             try:
@@ -140,10 +163,11 @@ def open_model(
 ) -> Model:
     """Builds the engines that are missing, opens `graphs` and runs each once.
 
-    Where the selected provider was not named, and cannot compile or open a graph, the next one is taken, with a notice.
-    `on_notice` may be called from any thread.
+    Where the selected provider was not named, and cannot compile or open a graph, the next one is
+    taken, with a notice. `on_notice` may be called from any thread.
 
-    Raises `BundleError` if the bundle lacks one of `graphs`; others as `SessionFactory`, and its `open`.
+    Raises `BundleError` if the bundle lacks one of `graphs`; others as `SessionFactory`, and its
+    `open`.
     """
     notices = Notices(on_notice)
     folder = cache_folder(options.engine_cache, used=selection.provider.builds)
@@ -152,7 +176,11 @@ def open_model(
     while True:
         try:
             factory = SessionFactory(bundle, selection, options, cache)
-            if options.build == "background" and build is None and (missing := factory.missing(tuple(graphs))):
+            if (
+                options.build == "background"
+                and build is None
+                and (missing := factory.missing(tuple(graphs)))
+            ):
                 meanwhile = _built_meanwhile(factory, missing, notices)
                 if meanwhile is not None:
                     build, selection = meanwhile
@@ -168,18 +196,25 @@ def open_model(
                 if build is not None:
                     build.stop()
                 raise
-            notices.add(f"{selection.name} is not used for this bundle, continuing with {following.name}: {error}")
+            notices.add(
+                f"{selection.name} is not used for this bundle, "
+                f"continuing with {following.name}: {error}"
+            )
             selection = following
 
 
 def quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
-    """What `open_model` would use; raises `InputError` if bundle or provider do not support `options`."""
+    """What `open_model` would use; raises `InputError` if bundle or provider do not support
+    `options`.
+    """
     folder = cache_folder(options.engine_cache, used=selection.provider.builds)
     return SessionFactory(bundle, selection, options, EngineCache(folder, lambda _: None))
 
 
 def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:
-    """Whether `open_model` would build engines; raises `BundleError` if the bundle lacks one of `graphs`."""
+    """Whether `open_model` would build engines; raises `BundleError` if the bundle lacks one of
+    `graphs`.
+    """
     for graph in graphs:
         factory.bundle.graph_path(graph)
     if factory.options.build == "background" or not factory.compiled:
@@ -190,23 +225,37 @@ def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:
 def _built_meanwhile(
     factory: SessionFactory, missing: tuple[str, ...], notices: Notices
 ) -> tuple[BackgroundBuild, Selection] | None:
-    """What builds engines, and the provider for this run; None, with a notice, if there is no other."""
+    """What builds engines, and the provider for this run; None, with a notice, if there is no
+    other.
+    """
     name = factory.selection.name
     try:
         following = next_provider(factory.selection, manifest_sha256(factory.bundle.folder))
         build = BackgroundBuild(factory, missing)
     except (ProviderUnavailable, InputError, OSError) as error:
-        notices.add(f"engines cannot be built in the background, so the run waits for them: {error}")
+        notices.add(
+            f"engines cannot be built in the background, so the run waits for them: {error}"
+        )
         return None
-    notices.add(f"{len(missing)} engines for {name} are built for the next run; this one uses {following.name}")
+    notices.add(
+        f"{len(missing)} engines for {name} are built "
+        f"for the next run; this one uses {following.name}"
+    )
     return build, following
 
 
-def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, build: BackgroundBuild | None) -> Model:
-    for graph in factory.missing(graphs):  # one by one, as builds time kernels, and before anything is open
+def _open(
+    factory: SessionFactory,
+    graphs: tuple[str, ...],
+    notices: Notices,
+    build: BackgroundBuild | None,
+) -> Model:
+    # one by one, as builds time kernels, and before anything is open
+    for graph in factory.missing(graphs):
         factory.build(graph)
     plan = plan_of(factory, graphs, notices.add)
-    selection, threads = factory.selection, StageThreads(in_turn=plan.mode != "pipelined")
+    selection = factory.selection
+    threads = StageThreads(in_turn=plan.mode != "pipelined")
     with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
         sessions: AllOpen | OneNetworkAtATime = OneNetworkAtATime(factory)
         if plan.mode != "one network at a time":
@@ -214,24 +263,33 @@ def _open(factory: SessionFactory, graphs: tuple[str, ...], notices: Notices, bu
             order = sorted(graphs, key=lambda graph: (*_OPENED_FIRST, graph).index(graph))
             recorded = {graph: plan.cuda_graph and graph in STEP_GRAPHS for graph in order}
             sessions = AllOpen(
-                {graph: openers.submit(factory.open, graph, cuda_graph=recorded[graph]) for graph in order}
+                {
+                    graph: openers.submit(factory.open, graph, cuda_graph=recorded[graph])
+                    for graph in order
+                }
             )
         vae = VaeCodec(factory, sessions.session)
-        denoiser = GraphDenoiser(sessions.session, selection, cuda_graph=plan.cuda_graph, check_sizes=factory.check)
+        denoiser = GraphDenoiser(
+            sessions.session, selection, cuda_graph=plan.cuda_graph, check_sizes=factory.check
+        )
         try:
             first = FirstRuns(sessions.session, factory.ranges, vae, denoiser)
             if isinstance(sessions, AllOpen):
                 runs = _first_runs(first, graphs, threads, plan, selection)
                 waiting: list[Future[Any]] = [*sessions.engines.values(), *runs]
                 results(waiting)
-                if plan.cuda_graph:  # while nothing else uses the GPU, as ONNX Runtime records what all threads do
+                # while nothing else uses the GPU, as ONNX Runtime records what all threads do
+                if plan.cuda_graph:
                     threads.run("denoise", partial(first.steps, graphs, recorded=True))
         except BaseException:
             threads.close()
             _close(sessions.opened())
             raise
-    texts, known = tuple(notices.texts), frozenset(graphs)
-    return Model(factory.bundle, selection, plan, known, vae, denoiser, texts, build, sessions, threads)
+    texts = tuple(notices.texts)
+    known = frozenset(graphs)
+    return Model(
+        factory.bundle, selection, plan, known, vae, denoiser, texts, build, sessions, threads
+    )
 
 
 def _close(engines: Iterable[OpenedEngine]) -> None:
@@ -240,12 +298,24 @@ def _close(engines: Iterable[OpenedEngine]) -> None:
 
 
 def _first_runs(
-    first: FirstRuns, graphs: Sequence[str], threads: StageThreads, plan: MemoryPlan, selection: Selection
+    first: FirstRuns,
+    graphs: Sequence[str],
+    threads: StageThreads,
+    plan: MemoryPlan,
+    selection: Selection,
 ) -> list[Future[None]]:
-    """Starts the first run of each graph, as soon as it is open. None on the CPU, which chooses no kernels."""
+    """Starts the first run of each graph, as soon as it is open. None on the CPU, which chooses no
+    kernels.
+    """
     if selection.gpu is None:
         return []
-    runs = [threads.start(stage, partial(first.network, graph)) for graph, stage in STAGES.items() if graph in graphs]
+    runs = [
+        threads.start(stage, partial(first.network, graph))
+        for graph, stage in STAGES.items()
+        if graph in graphs
+    ]
     if not selection.provider.builds or not plan.cuda_graph:  # TensorRT records in any run
-        runs.append(threads.start("denoise", partial(first.steps, graphs, recorded=not plan.cuda_graph)))
+        runs.append(
+            threads.start("denoise", partial(first.steps, graphs, recorded=not plan.cuda_graph))
+        )
     return runs

@@ -1,6 +1,7 @@
 """The VAE and the denoiser, on device buffers, and the first run of each network.
 
-Pictures are transferred as integers, and scaled on the device. A window is uploaded and downloaded once.
+Pictures are transferred as integers, and scaled on the device. A window is uploaded and downloaded
+once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,13 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.engines.builders import usual_shape
 from latentsync_trt.runtime.engines.output_comparison import Ranges, random_inputs
-from latentsync_trt.runtime.engines.session import COPY_GRAPH, Array, DeviceBuffers, Session, small_session
+from latentsync_trt.runtime.engines.session import (
+    COPY_GRAPH,
+    Array,
+    DeviceBuffers,
+    Session,
+    small_session,
+)
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.stages import Stage
@@ -37,7 +44,8 @@ STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_
 """In whose thread a graph runs; all others are steps."""
 
 _GRAPHS = Path(__file__).parents[1] / "assets" / "graphs"
-_FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
+_FACES_IN = _GRAPHS / "faces_in.onnx"
+_FACES_OUT = _GRAPHS / "faces_out.onnx"
 """`faces` uint8, `mask` → `image`, `masked`; `image` → `painted` uint16."""
 
 _STATE = ("latents", "history")
@@ -46,30 +54,44 @@ _TIMESTEP = 500
 
 
 class VaeCodec:
-    """Encodes and decodes faces on the sessions of two graphs. One thread may encode while another decodes."""
+    """Encodes and decodes faces on the sessions of two graphs. One thread may encode while another
+    decodes.
+    """
 
     def __init__(self, factory: SessionFactory, open_session: Callable[[str], Session]) -> None:
-        self._ranges, self._open, self._selection = factory.ranges, open_session, factory.selection
+        self._ranges = factory.ranges
+        self._open = open_session
+        self._selection = factory.selection
         self._buffers = DeviceBuffers(factory.selection)
 
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Scaled latents of `faces` (uint8 `(N, H, W, 3)` RGB, any N) times `mask` (float32 `(H, W)`, 1 = kept, 0 =
-        turned gray), and of whole faces: both float32 `(N, 4, h, w)`. Raises as `Session.run`."""
+    def encode_faces(
+        self, faces: UInt8Array, mask: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        """Scaled latents of `faces` (uint8 `(N, H, W, 3)` RGB, any N) times `mask` (float32 `(H,
+        W)`, 1 = kept, 0 = turned gray), and of whole faces: both float32 `(N, 4, h, w)`. Raises as
+        `Session.run`.
+        """
         pairs = self._in_batches(VAE_ENCODER, faces, partial(self._encode, mask=mask))
-        masked, whole = zip(*((masked[:used], whole[:used]) for (masked, whole), used in pairs), strict=True)
+        masked, whole = zip(
+            *((masked[:used], whole[:used]) for (masked, whole), used in pairs), strict=True
+        )
         return np.concatenate(masked), np.concatenate(whole)
 
     def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
         """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
 
-        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the depth of the video
-        comes last, in the planes. Raises as `encode_faces`.
+        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the
+        depth of the video comes last, in the planes. Raises as `encode_faces`.
         """
         batches = self._in_batches(VAE_DECODER, latents, self._decode)
         return [picture for pictures, used in batches for picture in pictures[:used]]
 
-    def _in_batches(self, graph: str, array: A, run: Callable[[Session, A], T]) -> Iterator[tuple[T, int]]:
-        """What `run` makes of batches of the engine's size, each with the number of its items that are to be used."""
+    def _in_batches(
+        self, graph: str, array: A, run: Callable[[Session, A], T]
+    ) -> Iterator[tuple[T, int]]:
+        """What `run` makes of batches of the engine's size, each with the number of its items that
+        are to be used.
+        """
         session = self._open(graph)
         size = usual_shape(session.inputs[0].shape, self._ranges)[0]
         for start in range(0, len(array), size):
@@ -79,8 +101,11 @@ class VaeCodec:
                 batch = np.concatenate([batch, np.repeat(batch[-1:], size - used, axis=0)])
             yield session.explained(partial(run, session, batch)), used
 
-    def _encode(self, session: Session, faces: UInt8Array, *, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        buffers, shape = self._buffers, (len(faces), 3, *faces.shape[1:3])
+    def _encode(
+        self, session: Session, faces: UInt8Array, *, mask: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        buffers = self._buffers
+        shape = (len(faces), 3, *faces.shape[1:3])
         given = {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)}
         made = {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")}
         faces_in = small_session(_FACES_IN, self._selection)
@@ -88,16 +113,21 @@ class VaeCodec:
         return _latents(session, made["masked"]), _latents(session, made["image"])
 
     def _decode(self, session: Session, latents: Float32Array) -> UInt16Array:
-        buffers, count = self._buffers, len(latents)
+        buffers = self._buffers
+        count = len(latents)
         size_px = [PIXELS_PER_LATENT * size for size in latents.shape[2:]]
         image = buffers.empty("decoded", (count, 3, *size_px), np.float32)
         painted = buffers.empty("painted", (count, *size_px, 3), np.uint16)
-        session.run_bound(session.bound({"latent": buffers.upload("latent", latents), "image": image}))
+        session.run_bound(
+            session.bound({"latent": buffers.upload("latent", latents), "image": image})
+        )
         faces_out = small_session(_FACES_OUT, self._selection)
         faces_out.run_bound(faces_out.bound({"image": image, "painted": painted}))
         found: UInt16Array = painted.numpy()
         # On the CPU it is a view of the buffer, which the next batch overwrites.
-        return found.copy() if painted.device_name() == "cpu" else found
+        if painted.device_name() == "cpu":
+            return found.copy()
+        return found
 
 
 def _latents(session: Session, image: Any) -> Float32Array:
@@ -110,12 +140,14 @@ def _latents(session: Session, image: Any) -> Float32Array:
 class GraphDenoiser:
     """A `types.Denoiser` that runs the graphs of all kinds of steps by I/O binding.
 
-    Two pairs of state buffers are swapped between steps. A recorded CUDA graph always uses the addresses it was
-    recorded with, so with CUDA graphs the new state is copied back on the device instead. Guided and unguided graphs
-    share all buffers except `hidden`, which guided graphs hold for both halves, conditional and unconditional.
+    Two pairs of state buffers are swapped between steps. A recorded CUDA graph always uses the
+    addresses it was recorded with, so with CUDA graphs the new state is copied back on the device
+    instead. Guided and unguided graphs share all buffers except `hidden`, which guided graphs hold
+    for both halves, conditional and unconditional.
 
-    `open_session` returns the session of a graph, which with `cuda_graph` replays CUDA graphs. `check_sizes`: called
-    with the sizes of a window by name, as in `frames=16`; raises `InputError` for those that engines do not take.
+    `open_session` returns the session of a graph, which with `cuda_graph` replays CUDA graphs.
+    `check_sizes`: called with the sizes of a window by name, as in `frames=16`; raises `InputError`
+    for those that engines do not take.
     """
 
     def __init__(
@@ -126,7 +158,9 @@ class GraphDenoiser:
         cuda_graph: bool = False,
         check_sizes: Callable[..., None] = lambda **_: None,
     ) -> None:
-        self._open, self._selection, self._cuda_graph = open_session, selection, cuda_graph
+        self._open = open_session
+        self._selection = selection
+        self._cuda_graph = cuda_graph
         self._check_sizes = check_sizes
         self._buffers = DeviceBuffers(selection)
         self._sizes: dict[str, int] = {}
@@ -135,14 +169,25 @@ class GraphDenoiser:
         self._current = 0
         self._guided = self._reusable = False
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
-        """Uploads a window, as `types.Denoiser.begin`. Raises `InputError` if the sessions do not support its sizes;
-        others as `Session.run`."""
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+    ) -> None:
+        """Uploads a window, as `types.Denoiser.begin`. Raises `InputError` if the sessions do not
+        support its sizes; others as `Session.run`.
+        """
         _, frames, height, width = latents.shape
         sizes = {"frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
         self._check_sizes(**sizes)
-        self._sizes, self._guided, self._reusable, self._current = {"windows": 1} | sizes, guidance > 1.0, False, 0
-        session, upload = self._open(step_graph(guided=self._guided, cached=False)), self._buffers.upload
+        self._sizes = {"windows": 1} | sizes
+        self._guided = guidance > 1.0
+        self._reusable = False
+        self._current = 0
+        session = self._open(step_graph(guided=self._guided, cached=False))
+        upload = self._buffers.upload
 
         def upload_all() -> None:
             self._values = {
@@ -155,14 +200,21 @@ class GraphDenoiser:
             first = {"latents": latents[None], "history": np.zeros_like(latents[None])}
             self._states = [
                 {name: upload(name, first[name]) for name in _STATE},
-                {name: self._buffers.empty(f"next {name}", (1, *latents.shape), np.float32) for name in _STATE},
+                {
+                    name: self._buffers.empty(f"next {name}", (1, *latents.shape), np.float32)
+                    for name in _STATE
+                },
             ]
 
         session.explained(upload_all)
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, recorded: bool = True) -> None:
-        """One denoising step in place, as `types.Denoiser.step`; `recorded`: as for `Session.run_bound`. Raises
-        `InferenceError` where no full step came before a cached one; others as `Session.run`."""
+    def step(
+        self, timestep: int, coefficients: Float32Array, *, cached: bool, recorded: bool = True
+    ) -> None:
+        """One denoising step in place, as `types.Denoiser.step`; `recorded`: as for
+        `Session.run_bound`. Raises `InferenceError` where no full step came before a cached one;
+        others as `Session.run`.
+        """
         if cached and not self._reusable:
             raise InferenceError("a cached step needs a full step before it")
         graph = step_graph(guided=self._guided, cached=cached)
@@ -195,19 +247,26 @@ class GraphDenoiser:
     def release(self) -> None:
         """Frees all buffers; call `begin` next."""
         self._buffers.clear()
-        self._values, self._states, self._reusable = {}, [], False
+        self._values = {}
+        self._states = []
+        self._reusable = False
 
     def _bind(self, session: Session) -> Any:
-        source, target = self._states[self._current], self._states[1 - self._current]
+        source = self._states[self._current]
+        target = self._states[1 - self._current]
         known = self._values | source | {f"next_{name}": value for name, value in target.items()}
         for tensor in (*session.inputs, *session.outputs):
             if tensor.name == HIDDEN:
-                shape = tuple(size if isinstance(size, int) else self._sizes[size] for size in tensor.shape)
+                shape = tuple(
+                    size if isinstance(size, int) else self._sizes[size] for size in tensor.shape
+                )
                 known[HIDDEN] = self._buffers.empty(f"{HIDDEN} {self._guided}", shape, tensor.dtype)
         return session.bound(known)
 
     def _copy_back(self) -> None:
-        """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no call."""
+        """Copies the new state on the GPU, for which ONNX Runtime's Python interface has no
+        call.
+        """
         target, source = self._states
         copier = small_session(COPY_GRAPH, self._selection)
         copier.run_bound(copier.bound(source | {f"{name}_copy": target[name] for name in _STATE}))
@@ -215,7 +274,9 @@ class GraphDenoiser:
 
 @dataclass(frozen=True, slots=True)
 class FirstRuns:
-    """Runs graphs as a clip will, with the same buffers, in their threads. `session`: waits until a graph is open."""
+    """Runs graphs as a clip will, with the same buffers, in their threads. `session`: waits until a
+    graph is open.
+    """
 
     session: Callable[[str], Session]
     ranges: Ranges
@@ -234,15 +295,25 @@ class FirstRuns:
             self.session(graph).run(given)
 
     def steps(self, graphs: Sequence[str], *, recorded: bool) -> None:
-        """Runs those of `graphs` that are steps; `recorded`: as CUDA graphs, where the sessions record them."""
+        """Runs those of `graphs` that are steps; `recorded`: as CUDA graphs, where the sessions
+        record them.
+        """
         for guided in (True, False):
-            kinds = [cached for cached in (False, True) if step_graph(guided=guided, cached=cached) in graphs]
+            kinds = [
+                cached
+                for cached in (False, True)
+                if step_graph(guided=guided, cached=cached) in graphs
+            ]
             if kinds:
                 given = self._random(step_graph(guided=guided, cached=False))
-                latents, conditioning, audio = (given[name][0] for name in ("latents", "conditioning", "audio"))
+                latents, conditioning, audio = (
+                    given[name][0] for name in ("latents", "conditioning", "audio")
+                )
                 self.denoiser.begin(latents, conditioning, audio, 2.0 if guided else 1.0)
             for cached in kinds:
-                self.denoiser.step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, recorded=recorded)
+                self.denoiser.step(
+                    _TIMESTEP, np.zeros(5, np.float32), cached=cached, recorded=recorded
+                )
 
     def _random(self, graph: str) -> dict[str, Array]:
         return random_inputs(self.session(graph).inputs, self.ranges)

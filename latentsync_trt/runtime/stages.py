@@ -1,4 +1,6 @@
-"""The threads in which networks run: one for each stage of painting, for the whole life of a model."""
+"""The threads in which networks run: one for each stage of painting, for the whole life of a
+model.
+"""
 
 import threading
 from collections import deque
@@ -16,13 +18,16 @@ POLL_S = 0.1
 
 
 class StageThreads:
-    """A thread for each stage, which runs what it is given in that order, whichever clip it belongs to; with `in_turn`,
-    only one at a time. ONNX Runtime's CUDA provider keeps cuBLAS, cuDNN and recorded CUDA graphs for each thread.
+    """A thread for each stage, which runs what it is given in that order, whichever clip it belongs
+    to; with `in_turn`, only one at a time. ONNX Runtime's CUDA provider keeps cuBLAS, cuDNN and
+    recorded CUDA graphs for each thread.
     """
 
     def __init__(self, *, in_turn: bool) -> None:
         self._turn = threading.Lock() if in_turn else nullcontext()
-        self._threads = {stage: ThreadPoolExecutor(1, f"{stage} of painting") for stage in get_args(Stage)}
+        self._threads = {
+            stage: ThreadPoolExecutor(1, f"{stage} of painting") for stage in get_args(Stage)
+        }
 
     def start(self, stage: Stage, action: Callable[[], T]) -> Future[T]:
         """Runs `action`, which starts nothing here itself, in the thread of `stage`."""
@@ -44,8 +49,9 @@ class StageThreads:
 
 
 def results(futures: Iterable[Future[T]]) -> list[T]:
-    """The results of all, when none runs any more; once one fails, those that have not begun are canceled, and the
-    first error is raised."""
+    """The results of all, when none runs any more; once one fails, those that have not begun are
+    canceled, and the first error is raised.
+    """
     futures = list(futures)
     error = None
     try:
@@ -66,7 +72,11 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
 
 
 def _first_error(futures: Sequence[Future[Any]]) -> BaseException | None:
-    """The first error so far; that of an action which waited for one that was canceled only if there is no other."""
+    """The first error so far; that of an action which waited for one that was canceled only if
+    there is no other.
+    """
     ended = [future for future in futures if future.done()]
     errors = (CancelledError() if future.cancelled() else future.exception() for future in ended)
-    return min(filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None)
+    return min(
+        filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None
+    )

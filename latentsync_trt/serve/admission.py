@@ -12,8 +12,13 @@ LIMITS = "Limits"
 
 RETRY_S = 30
 
-OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
-"""In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest frame."""
+OUTPUT = "output"
+PAGE = "report.html"
+INPUTS = "inputs"
+PREVIEW = "preview.jpg"
+"""In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest
+frame.
+"""
 
 SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
@@ -23,13 +28,23 @@ SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 class Limits:
     """What the service accepts. Raises `InputError` for values outside their limits."""
 
-    max_upload_mb: float = option(2000.0, "Largest upload, all its files together, in MB.", group=LIMITS, minimum=0.001)
-    max_clip_s: float = option(
-        3600.0, "Longest video and recording that are accepted, in seconds.", group=LIMITS, minimum=0.1
+    max_upload_mb: float = option(
+        2000.0, "Largest upload, all its files together, in MB.", group=LIMITS, minimum=0.001
     )
-    max_queue: int = option(100, "Jobs that may wait; more are refused for the moment.", group=LIMITS, minimum=1)
+    max_clip_s: float = option(
+        3600.0,
+        "Longest video and recording that are accepted, in seconds.",
+        group=LIMITS,
+        minimum=0.1,
+    )
+    max_queue: int = option(
+        100, "Jobs that may wait; more are refused for the moment.", group=LIMITS, minimum=1
+    )
     keep_hours: float = option(
-        24.0, "Hours after their end at which jobs and their files are deleted.", group=LIMITS, minimum=0.0
+        24.0,
+        "Hours after their end at which jobs and their files are deleted.",
+        group=LIMITS,
+        minimum=0.0,
     )
 
     def __post_init__(self) -> None:
@@ -43,7 +58,9 @@ class Limits:
         """Raises `TooLarge` if an upload may not have so many bytes."""
         if size_bytes > self.most_upload_bytes:
             cure = "send a smaller or shorter file, or raise --max-upload-mb of the service"
-            raise TooLarge(f"upload: has more than {self.max_upload_mb:g} MB, which is the most here; {cure}")
+            raise TooLarge(
+                f"upload: has more than {self.max_upload_mb:g} MB, which is the most here; {cure}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +68,18 @@ class LiveLimits:
     """What the live service accepts. Raises `InputError` for values outside their limits."""
 
     max_sessions: int = option(
-        8, "Viewers at once, if the GPU can paint for so many; more are refused.", group=LIMITS, minimum=1, maximum=64
+        8,
+        "Viewers at once, if the GPU can paint for so many; more are refused.",
+        group=LIMITS,
+        minimum=1,
+        maximum=64,
     )
     max_session_s: float = option(
         3600.0, "Seconds after which a session ends.", group=LIMITS, minimum=1.0, maximum=86_400.0
     )
-    connect_s: float = option(30.0, "Seconds in which a viewer must connect.", group=LIMITS, minimum=1.0, maximum=600.0)
+    connect_s: float = option(
+        30.0, "Seconds in which a viewer must connect.", group=LIMITS, minimum=1.0, maximum=600.0
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -76,7 +99,9 @@ class NotNow(LatentSyncError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a client sent: files by field, texts by field, and the client's names of files, by field."""
+    """What a client sent: files by field, texts by field, and the client's names of files, by
+    field.
+    """
 
     files: dict[str, Path]
     texts: dict[str, str]

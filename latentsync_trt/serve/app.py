@@ -22,7 +22,13 @@ from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Gauge,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client import Counter as Total
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -31,7 +37,17 @@ from latentsync_trt import __version__
 from latentsync_trt.batch.job_store import State
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
-from latentsync_trt.serve.admission import PAGE, PREVIEW, RETRY_S, SPEAKER, Form, Limits, NotNow, TooLarge, UnknownJob
+from latentsync_trt.serve.admission import (
+    PAGE,
+    PREVIEW,
+    RETRY_S,
+    SPEAKER,
+    Form,
+    Limits,
+    NotNow,
+    TooLarge,
+    UnknownJob,
+)
 from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, JobStatus, Service
@@ -41,16 +57,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LEAST_BYTES_PER_S = 10_000  # of an upload on the whole, after the time in which it may stall
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
-_STATUS: dict[type[Exception], int] = {UnknownJob: 404, NotNow: 409, Busy: 429, OutputError: 507, ChildDied: 503}
+_STATUS: dict[type[Exception], int] = {
+    UnknownJob: 404,
+    NotNow: 409,
+    Busy: 429,
+    OutputError: 507,
+    ChildDied: 503,
+}
 _STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
 _INVALID = RequestValidationError, WebSocketRequestValidationError
 HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, *_INVALID
 _FILE = {"type": "string", "format": "binary"}
-_TEXT_FIELDS, _FILE_FIELDS = ("options", "label"), ("video", "audio", "mix", "turns", "faces", "c2pa")
-_FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys((*_FILE_FIELDS, "speaker_0"), _FILE)
-_FORM = {"content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}, "required": True}
+_TEXT_FIELDS = ("options", "label")
+_FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
+_FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys(
+    (*_FILE_FIELDS, "speaker_0"), _FILE
+)
+_FORM = {
+    "content": {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}},
+    "required": True,
+}
 
-_MOST_TEXT_BYTES, _MOST_NAME, _MOST_ROWS = 64 * 1024, 255, 2**63 - 1
+_MOST_TEXT_BYTES = 64 * 1024
+_MOST_NAME = 255
+_MOST_ROWS = 2**63 - 1
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
 
@@ -76,23 +106,36 @@ def is_loopback(host: str) -> bool:
 
 
 def create_app(
-    service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False, stall_s: float = 60.0
+    service: Service,
+    key: str | None,
+    *,
+    own_hosts: bool = False,
+    files_only: bool = False,
+    stall_s: float = 60.0,
 ) -> FastAPI:
     """Returns the application of a service.
 
-    `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
-    `files_only`: without requests other than for the files of a job whose id is known; add `LingeringClose` yourself.
-    `stall_s`: an upload of which nothing arrives for so long ends.
+    `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine
+    as their host. `files_only`: without requests other than for the files of a job whose id is
+    known; add `LingeringClose` yourself. `stall_s`: an upload of which nothing arrives for so long
+    ends.
     """
     described: dict[str, Any] = {
         "title": "latentsync-trt",
         "summary": "Lip-syncs videos to speech recordings.",
         "version": __version__,
         "exception_handlers": dict.fromkeys(HANDLED, on_error),
-        "responses": {status: {"model": Problem, "description": "What is wrong"} for status in ("4XX", "5XX", 422)},
+        "responses": {
+            status: {"model": Problem, "description": "What is wrong"}
+            for status in ("4XX", "5XX", 422)
+        },
     }
-    # The page of the description is served from here: scripts of other hosts could use the key that people enter there.
-    app = FastAPI(openapi_url=None, **described) if files_only else FastAPIOffline(redoc_url=None, **described)
+    # The page of the description is served from here: scripts of other hosts could use the key that
+    # people enter there.
+    if files_only:
+        app = FastAPI(openapi_url=None, **described)
+    else:
+        app = FastAPIOffline(redoc_url=None, **described)
     for page in app.routes:
         if isinstance(page, APIRoute) and page.methods:  # those of the description
             page.methods.add("HEAD")
@@ -107,7 +150,9 @@ def create_app(
 
 
 def readable(router: APIRouter | FastAPI, path: str, **how: Any) -> Callable[[F], F]:
-    """Adds a route that answers GET, and HEAD with the same status and headers; `how`: as for `APIRouter.get`."""
+    """Adds a route that answers GET, and HEAD with the same status and headers; `how`: as for
+    `APIRouter.get`.
+    """
 
     def add(function: F) -> F:
         router.head(path, **how, include_in_schema=False)(function)
@@ -117,13 +162,19 @@ def readable(router: APIRouter | FastAPI, path: str, **how: Any) -> Callable[[F]
 
 
 def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
-    """A dependency that refuses requests without the key or, where there is none, those of other sites."""
+    """A dependency that refuses requests without the key or, where there is none, those of other
+    sites.
+    """
 
-    def check(request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
+    def check(
+        request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+    ) -> None:
         if key is None:
             check_origin(request, own_hosts)
         elif not has_key(request, key):
-            message = f"key: is {'wrong' if sent else 'missing'}; send it as Authorization: Bearer KEY"
+            message = (
+                f"key: is {'wrong' if sent else 'missing'}; send it as Authorization: Bearer KEY"
+            )
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     return check
@@ -131,36 +182,46 @@ def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
 
 def has_key(request: HTTPConnection, key: str) -> bool:
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and secrets.compare_digest(sent.strip().encode("latin-1"), key.encode())
+    return scheme.lower() == "bearer" and secrets.compare_digest(
+        sent.strip().encode("latin-1"), key.encode()
+    )
 
 
 def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
-    """Refuses requests of other sites: without a key, any web page that the user opens could send some.
+    """Refuses requests of other sites: without a key, any web page that the user opens could send
+    some.
 
     Behind a proxy, this site is what the proxy says in X-Forwarded-Host, which no web page can set.
     """
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
     try:
-        name, sender = urlsplit(f"//{host}").hostname or "", urlsplit(origin or f"//{host}").netloc
+        name = urlsplit(f"//{host}").hostname or ""
+        sender = urlsplit(origin or f"//{host}").netloc
     except ValueError as error:
-        raise HTTPException(400, f"host {host[:80]!r}, origin {str(origin)[:80]!r}: are no addresses") from error
+        raise HTTPException(
+            400, f"host {host[:80]!r}, origin {str(origin)[:80]!r}: are no addresses"
+        ) from error
     if own_hosts and not is_loopback(name):
-        raise HTTPException(403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost")
+        raise HTTPException(
+            403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost"
+        )
     if sender not in (host, request.headers.get("x-forwarded-host")):
         raise HTTPException(403, f"origin {origin}: is another site; send requests from this one")
 
 
 def _jobs(service: Service, stall_s: float) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    limiter = CapacityLimiter(16)  # of jobs whose files are checked: other requests must not wait for these
+    # of jobs whose files are checked: other requests must not wait for these
+    limiter = CapacityLimiter(16)
 
     @router.post("", status_code=201, openapi_extra={"requestBody": _FORM})
     async def submit(request: Request, response: Response) -> JobStatus:
         """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`.
 
-        `options` is a JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`;
-        options that name files (`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names.
-        `label` is a name of your own for the job.
+        `options` is a JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast",
+        "report": true}`; options that name files (`mix`, `turns`, `faces`, `c2pa`) are sent as
+        files in fields of these names. `label` is a name of your own for the job.
         """
         service.limits.check_size(int(request.headers.get("content-length", "0")))
         with service.receiving() as (job_id, folder):
@@ -171,7 +232,8 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
 
     @readable(router, "")
     def newest(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0,
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
         return [replace(each, report=None) for each in service.jobs(limit, offset)]
@@ -197,7 +259,11 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
 def _files(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], default_response_class=Response)
 
-    @readable(router, "/result", responses={200: {"content": {each: {"schema": _FILE} for each in _TYPES.values()}}})
+    @readable(
+        router,
+        "/result",
+        responses={200: {"content": {each: {"schema": _FILE} for each in _TYPES.values()}}},
+    )
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
         path, name = service.result(job_id)
@@ -208,17 +274,25 @@ def _files(service: Service) -> APIRouter:
         """A small JPEG of the newest frame, about one a second while the job runs."""
         path = service.folder(job_id) / PREVIEW
         if not path.is_file():
-            raise HTTPException(404, f"job {job_id}: has no preview yet; ask again when its stage is lip-sync")
+            raise HTTPException(
+                404, f"job {job_id}: has no preview yet; ask again when its stage is lip-sync"
+            )
         # Read at once: the file may be replaced by one of another size.
-        return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
+        return Response(
+            path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"}
+        )
 
     @readable(router, "/report", responses={200: {"content": {"text/html": {"schema": _FILE}}}})
     def report(job_id: str) -> FileResponse:
-        """The page with measures and pictures of the result, if `report` was true in the options."""
+        """The page with measures and pictures of the result, if `report` was true in the
+        options.
+        """
         path = service.result(job_id)[0].with_name(PAGE)
         if not path.is_file():
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
-        return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": "sandbox"})
+        return FileResponse(
+            path, media_type="text/html", headers={"Content-Security-Policy": "sandbox"}
+        )
 
     return router
 
@@ -230,19 +304,44 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     def health() -> JSONResponse:
         """200 when a worker is ready or at work, else 503 with the reason; needs no key."""
         problem = service.problem()
-        return JSONResponse({"error": problem}, 503) if problem else JSONResponse({"status": "ready"})
+        if problem:
+            return JSONResponse({"error": problem}, 503)
+        return JSONResponse({"status": "ready"})
 
     @readable(router, "/metrics", dependencies=allowed)
     def metrics() -> Response:
         """What the service has done since it started, and what it does now, for Prometheus."""
-        registry, totals, jobs = CollectorRegistry(), service.totals, Counter[str](service.counts())
+        registry = CollectorRegistry()
+        totals = service.totals
+        jobs = Counter[str](service.counts())
         workers = Counter[str](each.state for each in service.workers())
         Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
         for kind, name, label, text, values, figures in (
-            (Total, "jobs_ended", "state", "Jobs by state at their end.", "done failed canceled", totals),
-            (Total, "failures", "kind", "Lost workers and failed jobs.", "input worker run", totals),
+            (
+                Total,
+                "jobs_ended",
+                "state",
+                "Jobs by state at their end.",
+                "done failed canceled",
+                totals,
+            ),
+            (
+                Total,
+                "failures",
+                "kind",
+                "Lost workers and failed jobs.",
+                "input worker run",
+                totals,
+            ),
             (Gauge, "jobs", "state", "Jobs that are kept.", " ".join(get_args(State)), jobs),
-            (Gauge, "workers", "state", "Workers.", "starting ready running hangs lost closed", workers),
+            (
+                Gauge,
+                "workers",
+                "state",
+                "Workers.",
+                "starting ready running hangs lost closed",
+                workers,
+            ),
         ):
             family = kind(f"latentsync_{name}", text, [label], registry=registry)
             for value in values.split():
@@ -255,14 +354,19 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
 async def on_error(_: Request, error: Exception) -> JSONResponse:
     """The answer to an error of `HANDLED`."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
-    message, headers = str(error), dict[str, str]()
+    message = str(error)
+    headers = dict[str, str]()
     if isinstance(error, StarletteHTTPException):
-        status, message, headers = error.status_code, error.detail, dict(error.headers or {})
+        status = error.status_code
+        message = error.detail
+        headers = dict(error.headers or {})
     elif isinstance(error, _INVALID):
         first = error.errors()[0]
-        status, message = 422, f"{first['loc'][-1]}: {first['msg']}"
+        status = 422
+        message = f"{first['loc'][-1]}: {first['msg']}"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        status, message = 507, FULL
+        status = 507
+        message = FULL
     elif status == 500:
         _log.error("request failed", exc_info=error)
         if not isinstance(error, LatentSyncError):
@@ -273,8 +377,11 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _receive(request: Request, folder: Path, limits: Limits, stall_s: float) -> Form:
-    """Reads a multipart form, whose files go to `folder` when all have arrived; raises `InputError`."""
-    received_bytes, began_s = 0, time.monotonic()
+    """Reads a multipart form, whose files go to `folder` when all have arrived; raises
+    `InputError`.
+    """
+    received_bytes = 0
+    began_s = time.monotonic()
 
     async def receive() -> Any:
         nonlocal received_bytes
@@ -290,10 +397,15 @@ async def _receive(request: Request, folder: Path, limits: Limits, stall_s: floa
             for name, value in sent.multi_items():
                 await to_thread.run_sync(_take, form, name, value, folder)
     except TimeoutError as error:
-        slow = f"nothing arrived for {stall_s:g} seconds, or less than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        slow = (
+            f"nothing arrived for {stall_s:g} seconds, or less "
+            f"than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        )
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
     except StarletteHTTPException as error:
-        raise InputError(f"request: is not a valid form: {error.detail}; let a library or curl -F write it") from error
+        raise InputError(
+            f"request: is not a valid form: {error.detail}; let a library or curl -F write it"
+        ) from error
     return form
 
 
@@ -304,7 +416,10 @@ def _take(form: Form, name: str, value: Any, folder: Path) -> None:
     if isinstance(value, str) and name in _TEXT_FIELDS:
         form.texts[name] = value
     elif isinstance(value, str) or not (name in _FILE_FIELDS or SPEAKER.fullmatch(name)):
-        kinds = f"texts {', '.join(_TEXT_FIELDS)}; files {', '.join(_FILE_FIELDS)}, speaker_0, speaker_1, …"
+        kinds = (
+            f"texts {', '.join(_TEXT_FIELDS)}; files "
+            f"{', '.join(_FILE_FIELDS)}, speaker_0, speaker_1, …"
+        )
         raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
     elif value.filename:  # else a browser's field in which no file was chosen
         suffix = PureWindowsPath(value.filename.lower()).suffix

@@ -1,4 +1,6 @@
-"""A call: one viewer's WebRTC connection around a session, which it drives at 25 frames a second."""
+"""A call: one viewer's WebRTC connection around a session, which it drives at 25 frames a
+second.
+"""
 
 import asyncio
 import logging
@@ -41,11 +43,15 @@ _PAUSE_S = 0.6
 """After so long without speech, the utterance is complete."""
 
 # aiortc's own are for talking heads of 640×480.
-h264.DEFAULT_BITRATE, h264.MIN_BITRATE, h264.MAX_BITRATE = 3_000_000, 1_000_000, 12_000_000
+h264.DEFAULT_BITRATE = 3_000_000
+h264.MIN_BITRATE = 1_000_000
+h264.MAX_BITRATE = 12_000_000
 
 
 def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Runs a coroutine, which is kept among `tasks` until it ends: the event loop itself keeps none."""
+    """Runs a coroutine, which is kept among `tasks` until it ends: the event loop itself keeps
+    none.
+    """
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -80,15 +86,26 @@ class Call:
     `sockets`: told when an utterance has been heard, and closed with the call.
     """
 
-    def __init__(self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]) -> None:
-        """`stun`: a STUN server, as `stun:host:port`; without one, only addresses of this machine are offered."""
-        self.session, self.sockets = session, set[WebSocket]()
-        self._on_close, self._tasks = on_close, set[asyncio.Task[None]]()
-        self._closing, self._runs, self._closed = asyncio.Lock(), False, False
+    def __init__(
+        self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]
+    ) -> None:
+        """`stun`: a STUN server, as `stun:host:port`; without one, only addresses of this machine
+        are offered.
+        """
+        self.session = session
+        self.sockets = set[WebSocket]()
+        self._on_close = on_close
+        self._tasks = set[asyncio.Task[None]]()
+        self._closing = asyncio.Lock()
+        self._runs = False
+        self._closed = False
         servers = [] if stun is None else [aiortc.RTCIceServer(urls=stun)]
         self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=servers))
-        self._video, self._audio = _Track("video", _WAITING), _Track("audio", _WAITING * _PACKETS_PER_FRAME)
-        encoder = replace(choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p")
+        self._video = _Track("video", _WAITING)
+        self._audio = _Track("audio", _WAITING * _PACKETS_PER_FRAME)
+        encoder = replace(
+            choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p"
+        )
         self._maker = PictureMaker(session.loop.info, encoder)
         self._peer.on("connectionstatechange", self._on_state)
 
@@ -100,7 +117,8 @@ class Call:
         video, audio = self._peer.getTransceivers()
         video.setCodecPreferences(sorted(codecs, key=lambda codec: codec.mimeType != "video/H264"))
         await self._peer.setRemoteDescription(aiortc.RTCSessionDescription(sdp, "offer"))
-        video.direction = "sendonly"  # what a viewer films would be decoded and kept, and so would other tracks
+        # what a viewer films would be decoded and kept, and so would other tracks
+        video.direction = "sendonly"
         for other in self._peer.getTransceivers()[2:]:
             other.direction = "inactive"
         if audio.receiver.track is not None:
@@ -138,7 +156,9 @@ class Call:
         with suppress(MediaStreamError):
             while True:
                 sound: Any = await track.recv()
-                samples = sound.to_ndarray().reshape(-1, sound.layout.nb_channels).mean(axis=1) / np.float32(32768)
+                samples = sound.to_ndarray().reshape(-1, sound.layout.nb_channels).mean(
+                    axis=1
+                ) / np.float32(32768)
                 microphone = microphone or Microphone(self.session, sound.sample_rate)
                 await asyncio.to_thread(microphone.hear, samples.astype(np.float32))
 
@@ -158,15 +178,19 @@ class Call:
     def _next(self) -> tuple[LiveFrame, Any] | None:
         """The next frame and its picture to encode."""
         for live in self.session:
-            frame = Frame(live.index, live.time_s, FRAME_S, live.time_s, LazyRgb(live.planes), live.planes)
+            frame = Frame(
+                live.index, live.time_s, FRAME_S, live.time_s, LazyRgb(live.planes), live.planes
+            )
             picture = self._maker.frame(frame)
-            picture.pts, picture.time_base = live.index, FRAME_S
+            picture.pts = live.index
+            picture.time_base = FRAME_S
             return live, picture
         return None
 
     def _give(self, frame: LiveFrame, picture: Any) -> None:
         self._video.put(picture)
-        size, rate_hz = len(frame.sound) // _PACKETS_PER_FRAME, int(self.session.options.sound_rate_hz)
+        size = len(frame.sound) // _PACKETS_PER_FRAME
+        rate_hz = int(self.session.options.sound_rate_hz)
         for part in range(_PACKETS_PER_FRAME):
             at = frame.index * len(frame.sound) + part * size
             self._audio.put(sound_frame(frame.sound[part * size :][:size], rate_hz, at))
@@ -178,10 +202,14 @@ class Microphone:
     """Says to a session what is speech, in utterances. Not thread-safe."""
 
     def __init__(self, session: LiveSession, rate_hz: int) -> None:
-        self._session, self._rate_hz = session, rate_hz
-        self._network, self._converter = VoiceActivity(), RateConverter(rate_hz, SPEECH_RATE_HZ)
-        self._held, self._before = SampleQueue(), SampleQueue()
-        self.speaks, self._pause_s = False, 0.0
+        self._session = session
+        self._rate_hz = rate_hz
+        self._network = VoiceActivity()
+        self._converter = RateConverter(rate_hz, SPEECH_RATE_HZ)
+        self._held = SampleQueue()
+        self._before = SampleQueue()
+        self.speaks = False
+        self._pause_s = 0.0
 
     def hear(self, samples: Float32Array) -> None:
         """The next piece, mono `(n,)` float32. What finds no room in the session is lost."""

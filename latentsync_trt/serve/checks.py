@@ -1,4 +1,6 @@
-"""Looks at files, in child processes: small ones may crash what reads them, or need much memory or time."""
+"""Looks at files, in child processes: small ones may crash what reads them, or need much memory or
+time.
+"""
 
 import time
 from collections import defaultdict
@@ -23,8 +25,11 @@ _MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
 _MOST_SEARCHED_PIXELS = 6e10
-"""Of all pictures of a video that are searched for faces: 20 minutes of 1920×1080 at 25 frames/s."""
-_SEARCH_S, _MOST_SEARCH_S = 60.0, 900.0
+"""Of all pictures of a video that are searched for faces: 20 minutes of 1920×1080 at 25
+frames/s.
+"""
+_SEARCH_S = 60.0
+_MOST_SEARCH_S = 900.0
 """A search may take so long beside as long as the video plays, and at most."""
 
 Watch = Callable[[Any], None]
@@ -32,7 +37,9 @@ Watch = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """What a function tells its `Pool`: so long it may take from now on, in place of the limit of all calls."""
+    """What a function tells its `Pool`: so long it may take from now on, in place of the limit of
+    all calls.
+    """
 
     seconds: float
 
@@ -68,23 +75,31 @@ class Pool:
     """Calls functions in a few children, one call at a time in each. Thread-safe.
 
     Args:
-        what: names the calls in messages. count: of children. most_bytes, most_s: that a call may take.
+        what: names the calls in messages. count: of children. most_bytes, most_s: that a call may
+            take.
     """
 
     def __init__(self, what: str, count: int, most_bytes: float, most_s: float) -> None:
-        self._what, self._most_bytes, self._most_s = what, most_bytes, most_s
-        self._idle, self._closed = LifoQueue[Child | None](), False
+        self._what = what
+        self._most_bytes = most_bytes
+        self._most_s = most_s
+        self._idle = LifoQueue[Child | None]()
+        self._closed = False
         for _ in range(count):
             self._idle.put(None)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None) -> Any:
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None
+    ) -> Any:
         """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
 
-        `watch`: called with what the function passes to its last argument, which it has then, except a `TimeLimit`, and
-        with None ten times a second, also while the call waits for a child; an error of it ends the call.
+        `watch`: called with what the function passes to its last argument, which it has then,
+        except a `TimeLimit`, and with None ten times a second, also while the call waits for a
+        child; an error of it ends the call.
 
         Raises:
-            TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did the next one.
+            TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did
+                the next one.
         """
         order = function, arguments, watch is not None
         try:
@@ -104,7 +119,8 @@ class Pool:
 
     def _answer(self, order: Any, watch: Watch) -> Event:
         """The last event of a call."""
-        child, answered = self._idle_child(watch), False
+        child = self._idle_child(watch)
+        answered = False
         deadline = _Deadline(self._most_s)
         try:
             child = child or Child(_carry_out)
@@ -116,7 +132,10 @@ class Pool:
                     deadline.set(event["progress"].seconds)
                 else:
                     watch(event["progress"])
-            raise ChildDied(f"{self._what}: two processes for it died, at last with {child.wait()}; try again later")
+            raise ChildDied(
+                f"{self._what}: two processes for it died, "
+                f"at last with {child.wait()}; try again later"
+            )
         finally:
             if child is not None and not answered:
                 child.end(patience_s=0.5)
@@ -137,11 +156,15 @@ class Pool:
     def _check(self, child: Child, deadline: _Deadline, watch: Watch) -> None:
         self._ask(watch)
         if child.memory_bytes > self._most_bytes or deadline.has_passed:
-            most = f"{deadline.most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
+            most = (
+                f"{deadline.most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
+            )
             raise TooLarge(f"{self._what}: takes more than {most}; send smaller or shorter files")
 
 
-def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit) -> None:
+def _carry_out(
+    orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit
+) -> None:
     """In a child of a `Pool`."""
     for function, arguments, reports in orders:
         last = [lambda progress: emit(progress=progress)] if reports else []
@@ -153,7 +176,9 @@ def _carry_out(orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """The task of a form whose files are in `folder`; raises `InputError`, also as `MediaError` and `TooLarge`."""
+    """The task of a form whose files are in `folder`; raises `InputError`, also as `MediaError` and
+    `TooLarge`.
+    """
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
@@ -161,61 +186,93 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
         raise InputError("video: is missing; send the file in the field video")
     for name, most_bytes in _MOST_BYTES.items():
         if name in form.files and form.files[name].stat().st_size > most_bytes:
-            raise TooLarge(f"{name}: has more than {most_bytes / 1e6:g} MB, which is the most here; send a smaller one")
+            raise TooLarge(
+                f"{name}: has more than {most_bytes / 1e6:g} "
+                "MB, which is the most here; send a smaller one"
+            )
     label = form.texts.get("label", "")
     if len(label) > MOST_LABEL:
         raise InputError(f"label: has more than {MOST_LABEL} characters; send a shorter one")
     options = _options(form, folder)
-    audio, speakers = form.files.get("audio"), [name for name in form.files if SPEAKER.fullmatch(name)]
+    audio = form.files.get("audio")
+    speakers = [name for name in form.files if SPEAKER.fullmatch(name)]
     if (audio is None) is (not speakers):
-        cure = "send either all speech in the field audio, or each person's in speaker_0, speaker_1, …"
-        raise InputError(f"audio: {'is missing' if audio is None else f'was sent, and {speakers[0]}, too'}; {cure}")
+        cure = (
+            "send either all speech in the field audio, or each person's in speaker_0, speaker_1, …"
+        )
+        raise InputError(
+            "audio: "
+            f"{'is missing' if audio is None else f'was sent, and {speakers[0]}, too'}; {cure}"
+        )
     for name in form.files.keys() - _MOST_BYTES:
         check_media(name, form.files[name], limits)
     target = folder / f"{OUTPUT}{default_suffix(options)}"
     check_inputs(form.files["video"], audio, target, options)
-    speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
-    task = Task(job_id, str(form.files["video"]), speech, str(target), options, preview, limits.max_clip_s)
+    speech = None if audio is None else str(audio)
+    preview = str(folder / PREVIEW)
+    task = Task(
+        job_id, str(form.files["video"]), speech, str(target), options, preview, limits.max_clip_s
+    )
     return replace(task, bundle=form.texts.get("bundle"), label=label, names=form.names)
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:
-    """Returns the options of a form. Files are those that were sent, never names within `options`."""
+    """Returns the options of a form. Files are those that were sent, never names within
+    `options`.
+    """
     values = from_json(dict[str, Any], form.texts.get("options") or "{}", "options", InputError)
     page = values.pop("report", False)
     if not isinstance(page, bool):
         raise InputError("report: is true for a page with measures and pictures, or false")
-    files: dict[str, Any] = {name: str(form.files[name]) for name in file_fields(SyncOptions) if name in form.files}
-    for name in [field_name(given) for given, value in values.items() if value not in (None, "", [])]:
+    files: dict[str, Any] = {
+        name: str(form.files[name]) for name in file_fields(SyncOptions) if name in form.files
+    }
+    for name in [
+        field_name(given) for given, value in values.items() if value not in (None, "", [])
+    ]:
         if name in file_fields(SyncOptions) or (name == "speaker" and "turns" not in files):
             cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
             raise InputError(f"{name}: cannot be named in options; {cure}")
-    speakers = {int(found[1]): path for name, path in form.files.items() if (found := SPEAKER.fullmatch(name))}
+    speakers = {
+        int(found[1]): path
+        for name, path in form.files.items()
+        if (found := SPEAKER.fullmatch(name))
+    }
     if speakers:
-        files["speaker"] = tuple(Speaker(face, str(path)) for face, path in sorted(speakers.items()))
+        files["speaker"] = tuple(
+            Speaker(face, str(path)) for face, path in sorted(speakers.items())
+        )
     if page:
         files["report"] = str(folder / PAGE)
     return replace(from_texts(SyncOptions, values), **files, resume=False)
 
 
 def check_search(video: Path, limits: Limits, tell: Callable[[Any], None]) -> None:
-    """As `check_media`; raises `TooLarge`, too, for a video that is too large to be searched for faces, and tells the
-    pool how long a search of it may take."""
+    """As `check_media`; raises `TooLarge`, too, for a video that is too large to be searched for
+    faces, and tells the pool how long a search of it may take.
+    """
     extent = check_media("video", video, limits)
     if extent.pixels > _MOST_SEARCHED_PIXELS:
-        what = f"its pictures have {extent.pixels:.2g} pixels in all, and {_MOST_SEARCHED_PIXELS:g} are the most here"
+        what = (
+            f"its pictures have {extent.pixels:.2g} pixels in "
+            f"all, and {_MOST_SEARCHED_PIXELS:g} are the most here"
+        )
         raise TooLarge(f"search for faces: {what}; send a smaller or shorter video")
     tell(TimeLimit(min(_SEARCH_S + extent.lasts_s, _MOST_SEARCH_S)))
 
 
 def check_media(name: str, path: Path, limits: Limits) -> Extent:
-    """Raises `InputError` for a file that cannot be read (`MediaError`), or is too long by its packets.
+    """Raises `InputError` for a file that cannot be read (`MediaError`), or is too long by its
+    packets.
 
-    Their stamps and the sum of their durations count, whatever the header says. `name`: field of the file.
+    Their stamps and the sum of their durations count, whatever the header says. `name`: field of
+    the file.
     """
     from latentsync_trt.media.files import open_input, reading
 
-    first_s, last_s, played_s = inf, -inf, defaultdict[int, float](float)
+    first_s = inf
+    last_s = -inf
+    played_s = defaultdict[int, float](float)
     pixels = defaultdict[int, float](float)
     with open_input(path) as container:
         streams = [stream for stream in container.streams if stream.type in ("video", "audio")]
@@ -223,19 +280,30 @@ def check_media(name: str, path: Path, limits: Limits) -> Extent:
             for packet in container.demux(streams) if streams else ():
                 if packet.pts is not None:
                     first_s = min(first_s, float(packet.pts * packet.time_base))
-                    last_s = max(last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+                    last_s = max(
+                        last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base)
+                    )
                 # Stamps may be missing, or begin again.
-                lasts_s = float(packet.duration * packet.time_base) if packet.duration and packet.time_base else 0.0
+                if packet.duration and packet.time_base:
+                    lasts_s = float(packet.duration * packet.time_base)
+                else:
+                    lasts_s = 0.0
                 rate = getattr(packet.stream, "guessed_rate", None)
-                played_s[packet.stream_index] += lasts_s or (float(1 / rate) if rate and packet.size else 0.0)
+                played_s[packet.stream_index] += lasts_s or (
+                    float(1 / rate) if rate and packet.size else 0.0
+                )
                 if packet.size and packet.stream.type == "video":
                     picture: Any = packet.stream  # PyAV's types know no kinds of streams here
                     # FFmpeg does not know the size of pictures in an unknown codec.
-                    pixels[packet.stream_index] += getattr(picture, "width", 0) * getattr(picture, "height", 0)
+                    pixels[packet.stream_index] += getattr(picture, "width", 0) * getattr(
+                        picture, "height", 0
+                    )
                 if max(last_s - first_s, played_s[packet.stream_index]) > limits.max_clip_s:
                     break
     lasts_s = max(last_s - first_s, *played_s.values(), 0.0)
     if lasts_s > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
-        raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+        raise InputError(
+            f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}"
+        )
     return Extent(lasts_s, max(pixels.values(), default=0.0))

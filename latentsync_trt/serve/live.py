@@ -1,4 +1,6 @@
-"""Live sessions over HTTP: a page, WebRTC out, and speech in by microphone or a WebSocket of 16-bit samples."""
+"""Live sessions over HTTP: a page, WebRTC out, and speech in by microphone or a WebSocket of 16-bit
+samples.
+"""
 
 import asyncio
 import secrets
@@ -23,7 +25,10 @@ from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_e
 from latentsync_trt.serve.call import MARK, Call, start, tell
 
 _PAGE = Path(__file__).parent
-_POLICY = "default-src 'self'; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; frame-ancestors 'self'"
+_POLICY = (
+    "default-src 'self'; media-src 'self' blob:; style-src "
+    "'self' 'unsafe-inline'; frame-ancestors 'self'"
+)
 _MOST_OFFER_BYTES = 64 * 1024
 _MOST_SOCKETS = 4
 """Of a session: its page's, that of an engine, and those that one of them has lost."""
@@ -38,18 +43,29 @@ class _Sent:
 class LiveService:
     """The calls that are open. `open_session` is called in a thread."""
 
-    def __init__(self, open_session: Callable[[], LiveSession], limits: LiveLimits, stun: str | None = None) -> None:
-        self.limits, self.calls = limits, dict[str, Call]()
-        self._open, self._stun, self._opening = open_session, stun, 0
+    def __init__(
+        self, open_session: Callable[[], LiveSession], limits: LiveLimits, stun: str | None = None
+    ) -> None:
+        self.limits = limits
+        self.calls = dict[str, Call]()
+        self._open = open_session
+        self._stun = stun
+        self._opening = 0
         self._tasks = set[asyncio.Task[None]]()
 
     async def call(self, sdp: str) -> tuple[str, str]:
-        """Opens a call; returns its id and the answer to an offer. Raises `InputError`, or as `LipSync.stream`."""
+        """Opens a call; returns its id and the answer to an offer. Raises `InputError`, or as
+        `LipSync.stream`.
+        """
         if len(self.calls) + self._opening >= self.limits.max_sessions:
-            raise Busy(f"live: {self.limits.max_sessions} viewers are connected (--max-sessions); try again later")
+            raise Busy(
+                f"live: {self.limits.max_sessions} viewers are "
+                "connected (--max-sessions); try again later"
+            )
         self._opening += 1
         try:
-            session, name = await run_in_threadpool(self._open), secrets.token_urlsafe(18)
+            session = await run_in_threadpool(self._open)
+            name = secrets.token_urlsafe(18)
             try:
                 call = Call(session, stun=self._stun, on_close=lambda: self.calls.pop(name, None))
             except BaseException:
@@ -62,7 +78,9 @@ class LiveService:
             answer = await call.answer(sdp)
         except Exception as error:
             await call.close()
-            raise InputError(f"sdp: is no offer of a WebRTC connection ({type(error).__name__})") from error
+            raise InputError(
+                f"sdp: is no offer of a WebRTC connection ({type(error).__name__})"
+            ) from error
         start(self._end_in_time(call), self._tasks)
         return name, answer
 
@@ -84,7 +102,9 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
             await call.close()
 
     handlers: Any = dict.fromkeys(HANDLED, on_error)
-    app = FastAPI(title="latentsync-trt live", lifespan=lifespan, exception_handlers=handlers, docs_url=None)
+    app = FastAPI(
+        title="latentsync-trt live", lifespan=lifespan, exception_handlers=handlers, docs_url=None
+    )
     allowed = [Depends(guard(key, own_hosts))]
     for path, name in ("/", "live.html"), ("/live.js", "live.js"):
         app.add_route(path, partial(_file, name), include_in_schema=False)
@@ -107,13 +127,20 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         await _found(service, name).close()
 
     @app.websocket("/v1/live/{name}/speech")
-    async def speech(socket: WebSocket, name: str, rate: Annotated[int, Query(ge=8000, le=48_000)] = 16_000) -> None:
-        """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows the id."""
+    async def speech(
+        socket: WebSocket, name: str, rate: Annotated[int, Query(ge=8000, le=48_000)] = 16_000
+    ) -> None:
+        """16-bit samples as bytes; `end`, `stop` or `clear_buffer` as JSON. Only its viewer knows
+        the id.
+        """
         if key is None or not has_key(socket, key):  # browsers cannot send one here
             check_origin(socket, own_hosts and key is None)
         call = _found(service, name)
         if len(call.sockets) >= _MOST_SOCKETS:
-            raise Busy(f"live session {name[:40]}: has {_MOST_SOCKETS} WebSockets open, the most; close one")
+            raise Busy(
+                f"live session {name[:40]}: has {_MOST_SOCKETS} "
+                "WebSockets open, the most; close one"
+            )
         await _converse(socket, call, rate)
 
     @readable(app, "/healthz")
@@ -130,7 +157,8 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
 
 
 def _figures(service: LiveService) -> bytes:
-    registry, calls = CollectorRegistry(), list(service.calls.values())
+    registry = CollectorRegistry()
+    calls = list(service.calls.values())
     late = sum(call.session.counts.late for call in calls)
     for name, text, value in (
         ("sessions", "Occupied slots: sessions that are open.", len(calls)),
@@ -147,7 +175,9 @@ def _file(name: str, _: Request) -> FileResponse:
 
 def _found(service: LiveService, name: str) -> Call:
     if name not in service.calls:
-        raise HTTPException(404, f"live session {name[:40]}: there is none, or it has ended; open another")
+        raise HTTPException(
+            404, f"live session {name[:40]}: there is none, or it has ended; open another"
+        )
     return service.calls[name]
 
 
@@ -170,11 +200,17 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
 
 def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
     """Does what a message asks for."""
-    samples, text = message.get("bytes"), message.get("text")
+    samples = message.get("bytes")
+    text = message.get("text")
     if samples is not None:
         if len(samples) % 2:
-            raise InputError("say: an odd number of bytes; send 16-bit samples, little-endian, mono")
-        return {"type": "buffered", "seconds": round(session.say(np.frombuffer(samples, "<i2"), rate_hz), 3)}
+            raise InputError(
+                "say: an odd number of bytes; send 16-bit samples, little-endian, mono"
+            )
+        return {
+            "type": "buffered",
+            "seconds": round(session.say(np.frombuffer(samples, "<i2"), rate_hz), 3),
+        }
     kind = from_json(_Sent, text, 'message: is not JSON as {"type": "end"}', InputError).type
     if kind == "end":
         session.end()

@@ -1,4 +1,6 @@
-"""Runs the service in this process, with uvicorn, until the command is stopped; and how its answers arrive."""
+"""Runs the service in this process, with uvicorn, until the command is stopped; and how its answers
+arrive.
+"""
 
 import asyncio
 import logging
@@ -18,11 +20,17 @@ from latentsync_trt.paths import PrintableLines
 MOST_MESSAGE_BYTES = 2 * 48_000 * 60
 """Of a WebSocket: a minute of samples at the highest rate."""
 
-SETTINGS: Any = {"log_config": None, "access_log": False, "server_header": False, "timeout_graceful_shutdown": 1}
+SETTINGS: Any = {
+    "log_config": None,
+    "access_log": False,
+    "server_header": False,
+    "timeout_graceful_shutdown": 1,
+}
 # Compressed, a few bytes would be many of the largest messages.
 SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
 
-SILENT_S, MOST_S = 2.0, 30.0
+SILENT_S = 2.0
+MOST_S = 30.0
 """The rest of a request is read until nothing arrives for so long, and no longer than this."""
 
 
@@ -41,40 +49,54 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
+        raise InputError(
+            f"--host {host} --port {port}: cannot be used ({reason}); choose another"
+        ) from error
 
 
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
-    """Answers requests with `app` until a signal raises KeyboardInterrupt here, `check` raises, or the server ends."""
+    """Answers requests with `app` until a signal raises KeyboardInterrupt here, `check` raises, or
+    the server ends.
+    """
     server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
     # In another thread than the main one it leaves signals alone, which are ours.
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True
+    )
     try:
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
             thread.join(0.5)
             check()
-        raise LatentSyncError("service: its HTTP server ended, its log says why; start the service again")
+        raise LatentSyncError(
+            "service: its HTTP server ended, its log says why; start the service again"
+        )
     finally:
         server.should_exit = True
 
 
 class LingeringClose:
-    """Middleware, the outermost, that reads and discards the rest of a request which is answered before its end.
+    """Middleware, the outermost, that reads and discards the rest of a request which is answered
+    before its end.
 
-    A connection that is closed with unread bytes is reset, and what of the answer has not left by then is lost.
+    A connection that is closed with unread bytes is reset, and what of the answer has not left by
+    then is lost.
     """
 
     def __init__(self, app: ASGIApp, most_bytes: float) -> None:
         """`most_bytes`: of a request that is read so; the connections of larger ones are reset."""
-        self._app, self._most_bytes = app, most_bytes
+        self._app = app
+        self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", ()))
-        if scope["type"] != "http" or headers.get(b"content-length", headers.get(b"transfer-encoding")) in (None, b"0"):
+        if scope["type"] != "http" or headers.get(
+            b"content-length", headers.get(b"transfer-encoding")
+        ) in (None, b"0"):
             await self._app(scope, receive, send)
             return
-        open_, received_bytes = True, 0
+        open_ = True
+        received_bytes = 0
 
         async def counted() -> Message:
             nonlocal open_, received_bytes

@@ -20,7 +20,15 @@ from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import ATTEMPTS, Dispatcher, slot_names
 from latentsync_trt.batch.job_store import OPEN, JobStore, Row, State
 from latentsync_trt.batch.local import WorkerHandle
-from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Moved, Started, WorkerState
+from latentsync_trt.batch.tasks import (
+    CanceledEvent,
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Started,
+    WorkerState,
+)
 from latentsync_trt.errors import Busy, LatentSyncError, OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import INPUTS, RETRY_S, Form, Limits, NotNow, UnknownJob
@@ -48,8 +56,9 @@ _log = logging.getLogger(__name__)
 class JobStatus:
     """The body of answers about a job.
 
-    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the queue, 1 = next.
-    `done` of `total` frames (None = unknown) have passed `stage`. Times are seconds since 1970.
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the
+    queue, 1 = next. `done` of `total` frames (None = unknown) have passed `stage`. Times are
+    seconds since 1970.
     """
 
     id: str
@@ -72,24 +81,33 @@ class JobStatus:
 
 
 class Service:
-    """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
+    """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by
+    its id.
+    """
 
     def __init__(
-        self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits, checks: Pool | None = None
+        self,
+        folder: Path,
+        handles: Sequence[WorkerHandle],
+        limits: Limits,
+        checks: Pool | None = None,
     ) -> None:
-        """Starts the workers, and continues jobs of an earlier service that had not ended, on a full disk, too.
-        `checks`: looks at files instead of a pool of its own; closed with the service. Raises `InputError` if another
-        service uses the folder, and OSError if it cannot be written.
+        """Starts the workers, and continues jobs of an earlier service that had not ended, on a
+        full disk, too. `checks`: looks at files instead of a pool of its own; closed with the
+        service. Raises `InputError` if another service uses the folder, and OSError if it cannot be
+        written.
         """
         self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._reserve = folder.absolute() / "reserve"
         self._reserve.unlink(missing_ok=True)  # what follows may need its space
         self._store = JobStore(folder / "ledger.sqlite")
-        self.limits, self._checks = limits, checks or Pool("check of the files", *_CHECKS)
+        self.limits = limits
+        self._checks = checks or Pool("check of the files", *_CHECKS)
         self.totals = Counter[str]()
         """Since the start: frames, ends by state, failures by kind."""
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._running = dict[str, Progress]()
         self._arriving = threading.Semaphore(_MOST_ARRIVING)
         self._handles = handles
@@ -97,10 +115,19 @@ class Service:
         self._workers = {slot: WorkerState(slot, "starting") for slot in self._slots}
         self._store.reclaim()
         for row in self._store.rows("waiting"):
-            if row.attempts >= ATTEMPTS:  # else a job that takes all memory would end the service at each start
-                cure = "the service's log says more; send a shorter clip, or give the service more memory"
-                message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
-                self._store.record(Failed(row.task.id, row.worker or "", message, usage=False, again=False))
+            # else a job that takes all memory would end the service at each start
+            if row.attempts >= ATTEMPTS:
+                cure = (
+                    "the service's log says more; send a "
+                    "shorter clip, or give the service more memory"
+                )
+                message = (
+                    f"job {row.task.id}: service or worker died "
+                    f"{row.attempts} times while it ran; {cure}"
+                )
+                self._store.record(
+                    Failed(row.task.id, row.worker or "", message, usage=False, again=False)
+                )
         waiting = self._store.rows("waiting")
         folders = {path.name for path in self._jobs.iterdir() if _ID.fullmatch(path.name)}
         for left in folders - {row.task.id for row in waiting}:  # by a service that was killed
@@ -111,7 +138,9 @@ class Service:
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
     def close(self) -> None:
-        """Stops the workers; the next service continues jobs that have not ended. May be called again."""
+        """Stops the workers; the next service continues jobs that have not ended. May be called
+        again.
+        """
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -129,19 +158,25 @@ class Service:
             return FULL
         states = self.workers()
         works = any(each.state in ("ready", "running") for each in states)
-        return "" if works else "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
+        if works:
+            return ""
+        return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
 
     def check(self) -> None:
         """Raises `LatentSyncError` if the service must be started again, as no worker is left."""
         if all(each.state == "closed" for each in self.workers()) and not self._stopped.is_set():
-            raise LatentSyncError(f"service: cannot work any more: {self.problem()}; jobs wait for the next start")
+            raise LatentSyncError(
+                f"service: cannot work any more: {self.problem()}; jobs wait for the next start"
+            )
 
     @contextmanager
     def receiving(self) -> Iterator[tuple[str, Path]]:
-        """Gives the id and folder of a new job, while its files arrive; deleted if the block submits nothing.
+        """Gives the id and folder of a new job, while its files arrive; deleted if the block
+        submits nothing.
 
         Raises:
-            Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can be stored.
+            Busy: as many jobs wait or arrive as may, or the service stops. OutputError: nothing can
+                be stored.
         """
         if not self._has_space():
             raise OutputError(FULL)
@@ -159,7 +194,9 @@ class Service:
             self._arriving.release()
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
-        """Checks the files of a received job, and queues it; raises `Busy`, or as `Pool.call` and `check_form`."""
+        """Checks the files of a received job, and queues it; raises `Busy`, or as `Pool.call` and
+        `check_form`.
+        """
         try:
             task = self._checks.call(check_form, job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
@@ -177,7 +214,9 @@ class Service:
         if self._stopped.is_set():
             raise Busy("service: stops; try again later")
         if self._store.counts().get("waiting", 0) >= self.limits.max_queue:
-            raise Busy(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
+            raise Busy(
+                f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds"
+            )
 
     def job(self, job_id: str) -> JobStatus:
         """Returns a job's state; raises `UnknownJob`."""
@@ -188,14 +227,18 @@ class Service:
         return self._statuses(self._store.newest(limit, offset, label))
 
     def cancel(self, job_id: str) -> JobStatus:
-        """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended otherwise."""
+        """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended
+        otherwise.
+        """
         self._row(job_id)
         if not self._dispatcher.cancel(job_id) and (state := self._row(job_id).state) != "canceled":
             raise NotNow(f"job {job_id}: has ended as {state}; delete it instead")
         return self.job(job_id)
 
     def delete(self, job_id: str) -> None:
-        """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
+        """Forgets a job, cancels it if it waits or runs, and deletes its files; raises
+        `UnknownJob`.
+        """
         self._row(job_id)
         self._reserve.unlink(missing_ok=True)  # on a full disk, the ledger needs its space
         self._store.remove([job_id])
@@ -209,11 +252,17 @@ class Service:
         return self._jobs / job_id
 
     def result(self, job_id: str) -> tuple[Path, str]:
-        """Returns the video of a job, and a name for it; raises `UnknownJob`, or `NotNow` if there is none."""
+        """Returns the video of a job, and a name for it; raises `UnknownJob`, or `NotNow` if there
+        is none.
+        """
         row = self._row(job_id)
         if row.state != "done":
-            raise NotNow(f"job {job_id}: is {row.state}, without a result; {self._of_client(row) or 'wait for done'}")
-        path, what = Path(row.task.output), "synced" if row.task.options.preview_s is None else "preview"
+            raise NotNow(
+                f"job {job_id}: is {row.state}, without a "
+                f"result; {self._of_client(row) or 'wait for done'}"
+            )
+        path = Path(row.task.output)
+        what = "synced" if row.task.options.preview_s is None else "preview"
         return path, f"{Path(row.task.names['video']).stem}-{what}{path.suffix}"
 
     def counts(self) -> dict[State, int]:
@@ -246,12 +295,17 @@ class Service:
             self._stopped.wait(_SWEEP_S)
 
     def _has_space(self) -> bool:
-        """Returns whether there is space for jobs and where uploads arrive; makes the reserve, if it was used."""
+        """Returns whether there is space for jobs and where uploads arrive; makes the reserve, if
+        it was used.
+        """
         try:
             if not self._reserve.exists():
                 with whole_file(self._reserve) as part:
                     part.write_bytes(bytes(_RESERVE_BYTES))
-            return min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir())) >= _RESERVE_BYTES
+            return (
+                min(shutil.disk_usage(each).free for each in (self._jobs, gettempdir()))
+                >= _RESERVE_BYTES
+            )
         except OSError:
             return False
 
@@ -262,12 +316,16 @@ class Service:
         return row
 
     def _statuses(self, rows: Sequence[Row]) -> list[JobStatus]:
-        waiting = self._store.rows("waiting") if any(row.state == "waiting" for row in rows) else []
+        if any(row.state == "waiting" for row in rows):
+            waiting = self._store.rows("waiting")
+        else:
+            waiting = []
         positions = {row.task.id: number for number, row in enumerate(waiting, 1)}
         return [self._status(row, positions.get(row.task.id)) for row in rows]
 
     def _status(self, row: Row, position: int | None) -> JobStatus:
-        progress, report = self._running.get(row.task.id) or _IDLE, row.report or {}
+        progress = self._running.get(row.task.id) or _IDLE
+        report = row.report or {}
         return JobStatus(
             id=row.task.id,
             state=row.state,
@@ -293,22 +351,28 @@ class Service:
         return cast(str | None, self._as_sent(row.error, row.task.client_names()))
 
     def _as_sent(self, value: Any, names: Mapping[str, str]) -> Any:
-        """Returns text, or a report, without the folders of jobs, and with the client's names of files; `names`: these
-        by the names under which they lie."""
-        jobs = re.escape(json.dumps(str(self._jobs))[1:-1])  # on Windows, JSON doubles its backslashes
+        """Returns text, or a report, without the folders of jobs, and with the client's names of
+        files; `names`: these by the names under which they lie.
+        """
+        # on Windows, JSON doubles its backslashes
+        jobs = re.escape(json.dumps(str(self._jobs))[1:-1])
         folder = rf"{jobs}[\\/]+{_ID.pattern}[\\/]+(?:{INPUTS}[\\/]+)?"
         stored = "|".join(map(re.escape, names)) or "(?!)"
 
         def named(found: re.Match[str]) -> str:
             # Without a folder before and a suffix, it is a word such as "video".
             is_file = found[2] and (found[1] or "." in found[2])
-            return json.dumps(names[found[2]])[1:-1] if is_file else (found[2] or "")
+            if is_file:
+                return json.dumps(names[found[2]])[1:-1]
+            return found[2] or ""
 
         pattern = rf"({folder})?(?<![\w.-])({stored})(?![\w-]|\.\w)|{folder}"
         return json.loads(re.sub(pattern, named, json.dumps(value)))
 
     def _on_event(self, event: Event) -> None:
-        """Stores and counts what happens; called by the threads of workers, which wait while the disk is full."""
+        """Stores and counts what happens; called by the threads of workers, which wait while the
+        disk is full.
+        """
         stops = self._stopped.is_set() or (isinstance(event, Failed) and stopping.exit_code())
         if stops and not isinstance(event, Finished):
             return  # what a stop breaks off goes on later
@@ -331,13 +395,20 @@ class Service:
                     return
         with self._lock:
             self._count(event)
-        if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
+        if isinstance(event, Finished | CanceledEvent) or (
+            isinstance(event, Failed) and not event.again
+        ):
             self._clear(event.task_id)
 
     def _clear(self, job_id: str) -> None:
-        """Deletes what a job that has ended needs no more: inputs and work folder; all of one that is forgotten."""
+        """Deletes what a job that has ended needs no more: inputs and work folder; all of one that
+        is forgotten.
+        """
         folder = self._jobs / job_id
-        superfluous = [each for each in folder.glob("*") if each.is_dir()] if self._store.row(job_id) else [folder]
+        if self._store.row(job_id):
+            superfluous = [each for each in folder.glob("*") if each.is_dir()]
+        else:
+            superfluous = [folder]
         for path in superfluous:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -349,13 +420,16 @@ class Service:
                 _log_step(task_id, "running", worker=worker, attempt=attempt)
                 self._running[task_id] = _IDLE
             case Moved(task_id, _, progress):
-                before, self._running[task_id] = self._running[task_id], progress
+                before = self._running[task_id]
+                self._running[task_id] = progress
                 if progress.stage != before.stage:
                     _log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
                     self.totals["frames"] += progress.done - (before.done if before.writes else 0)
             case Finished(task_id, _, report):
-                _log_step(task_id, "done", seconds=round(report["wall_s"], 1), frames=report["frames"])
+                _log_step(
+                    task_id, "done", seconds=round(report["wall_s"], 1), frames=report["frames"]
+                )
                 self.totals["done"] += 1
             case Failed(task_id, _, message, usage, again):
                 row = self._store.row(task_id)  # None where it was deleted
@@ -369,5 +443,9 @@ class Service:
 
 
 def _log_step(job_id: str, step: str, **facts: object) -> None:
-    told = [f"{name} {' '.join(str(value).split())}" for name, value in facts.items() if value not in (None, "")]
+    told = [
+        f"{name} {' '.join(str(value).split())}"
+        for name, value in facts.items()
+        if value not in (None, "")
+    ]
     _log.info("job %s: %s", job_id, ", ".join([step, *told]))

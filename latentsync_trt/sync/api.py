@@ -1,6 +1,7 @@
 """`LipSync`: an open bundle that syncs clips.
 
-Imports of what runs networks are inside the methods, so that importing `LipSync` loads no onnxruntime.
+Imports of what runs networks are inside the methods, so that importing `LipSync` loads no
+onnxruntime.
 """
 
 import time
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 class LipSync:
     """Syncs any number of clips with one bundle and provider; the networks stay open until `close`.
 
-    Thread-safe. Calls of `sync` run beside one another and share the device, first come, first served; one that needs
-    networks which are not open waits until no other runs. `close` waits for all calls. From `on_progress`, and after
-    `close`, all raise `InputError`. To stop a running `sync`, raise in `on_progress`.
+    Thread-safe. Calls of `sync` run beside one another and share the device, first come, first
+    served; one that needs networks which are not open waits until no other runs. `close` waits for
+    all calls. From `on_progress`, and after `close`, all raise `InputError`. To stop a running
+    `sync`, raise in `on_progress`.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class LipSync:
         *,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
-        """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not support `options`;
-        others as `from_bundle`."""
+        """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not
+        support `options`; others as `from_bundle`.
+        """
         from latentsync_trt.sync.model_slot import ModelSlot
 
         self._slot = ModelSlot(bundle, selection, options or RuntimeOptions(), on_notice)
@@ -64,20 +67,23 @@ class LipSync:
         Args:
             path: its folder, its name below `checkpoints/`, or "demo" for the built-in one; None
                 for the one that commands run without `--bundle`.
-            provider: "auto" takes the fastest that can run the bundle, TensorRT where `setup` or `selftest` passed it;
-                naming "tensorrt", "cuda" or "cpu" disables fallback.
+            provider: "auto" takes the fastest that can run the bundle, TensorRT where `setup` or
+                `selftest` passed it; naming "tensorrt", "cuda" or "cpu" disables fallback.
             options: how engines are built, cached and run.
             on_notice: called from any thread with each of the report's notices as it occurs.
 
         Raises:
-            BundleError: missing, damaged, edited, incomplete or too new, or several and none chosen.
-            ProviderUnavailable: a named provider does not load. InputError: `options` do not fit bundle or provider.
+            BundleError: missing, damaged, edited, incomplete or too new, or several and none
+                chosen.
+            ProviderUnavailable: a named provider does not load. InputError: `options` do not fit
+                bundle or provider.
         """
         from latentsync_trt.runtime.providers.select import select_provider
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))
-        bundle = Bundle.load(folder, verify=options.verify)  # before the seconds that a trial of providers takes
+        # before the seconds that a trial of providers takes
+        bundle = Bundle.load(folder, verify=options.verify)
         selection = select_provider(provider, options.one_device, manifest_sha256(folder))
         return cls(bundle, selection, options, on_notice=on_notice)
 
@@ -88,7 +94,9 @@ class LipSync:
         self.close()
 
     def close(self) -> None:
-        """Waits for calls in other threads, frees all networks and ends a background build; does nothing again."""
+        """Waits for calls in other threads, frees all networks and ends a background build; does
+        nothing again.
+        """
         from latentsync_trt.sync.model_slot import CLOSE
 
         with self._slot.entered(CLOSE):
@@ -97,7 +105,9 @@ class LipSync:
             self._slot.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
-        """Builds and opens what `options` need, and on a GPU runs each network once. Raises as `sync`."""
+        """Builds and opens what `options` need, and on a GPU runs each network once. Raises as
+        `sync`.
+        """
         from latentsync_trt.sync.model_slot import graphs_for
 
         options = options or SyncOptions()
@@ -107,26 +117,38 @@ class LipSync:
 
     @property
     def provider(self) -> str:
-        """The execution provider that runs the networks, e.g. "cuda"; may change where it cannot run the bundle."""
+        """The execution provider that runs the networks, e.g. "cuda"; may change where it cannot
+        run the bundle.
+        """
         model = self._slot.model
         return (self._slot if model is None else model).selection.name
 
     @property
     def build(self) -> Future[str] | None:
-        """A build of engines for the next run, until `close`: done with its error, empty if none. None without one."""
+        """A build of engines for the next run, until `close`: done with its error, empty if none.
+        None without one.
+        """
         return self._slot.build
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
-        """The encoded speech of a whole recording, also of its silence, as with `--silence model`; raises as `sync`."""
+        """The encoded speech of a whole recording, also of its silence, as with `--silence model`;
+        raises as `sync`.
+        """
         recording = path_argument(path, "audio")
 
-        def encode_mel(mel: Float32Array) -> Float32Array:  # not opened before the recording has been read
+        # not opened before the recording has been read
+        def encode_mel(mel: Float32Array) -> Float32Array:
             with self._slot.acquired((AUDIO_ENCODER,)) as model:
                 return model.audio_encoder(mel)
 
         with self._slot.entered("encode_audio"):
             plan = plan_of(segments, lambda: speech_in(recording).spans_s)
-            return encode_audio(partial(read_audio_blocks, recording), encode_mel, filters_of(self._slot.bundle), plan)
+            return encode_audio(
+                partial(read_audio_blocks, recording),
+                encode_mel,
+                filters_of(self._slot.bundle),
+                plan,
+            )
 
     def sync(
         self,
@@ -143,22 +165,29 @@ class LipSync:
         Args:
             audio: None where `options.speaker` names the recordings.
             helpers: what takes the place of the built-in detector, enhancer or noise.
-            on_progress: called in this thread when a stage begins, after every written frame, and once more a few times
-                a second while none is written.
+            on_progress: called in this thread when a stage begins, after every written frame, and
+                once more a few times a second while none is written.
 
         Raises:
-            InputError: a file or option cannot be used; before networks are opened. NoFaceError: no face in the whole
-                video. OutputError: the result cannot be written. InferenceError, EngineBuildError: the provider failed.
+            InputError: a file or option cannot be used; before networks are opened. NoFaceError: no
+                face in the whole video. OutputError: the result cannot be written. InferenceError,
+                EngineBuildError: the provider failed.
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
-        return self.run(check_inputs(video, audio, output, options or SyncOptions(), helpers), on_progress)
+        return self.run(
+            check_inputs(video, audio, output, options or SyncOptions(), helpers), on_progress
+        )
 
     def run(self, inputs: Inputs, on_progress: ProgressCallback | None = None) -> SyncReport:
-        """As `sync`, with the files and options that `check_inputs` has checked, perhaps before this was opened."""
+        """As `sync`, with the files and options that `check_inputs` has checked, perhaps before
+        this was opened.
+        """
         from latentsync_trt.sync.model_slot import RunContext, graphs_for
 
-        resolution_px = resolution_of(self._slot.bundle.manifest, inputs.options, self._slot.options)
+        resolution_px = resolution_of(
+            self._slot.bundle.manifest, inputs.options, self._slot.options
+        )
         with self._slot.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
             from latentsync_trt.sync.clip import sync_clip  # while the model opens
 
@@ -172,15 +201,18 @@ class LipSync:
         executors: tuple[Executor, Executor] | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> "LiveSession":
-        """Opens a live session, to be closed: speech goes in while it is being made, pictures and sound come out.
+        """Opens a live session, to be closed: speech goes in while it is being made, pictures and
+        sound come out.
 
         Args:
-            video: the idle clip, up to a minute of one face in one shot; or the `loop` of an open session.
+            video: the idle clip, up to a minute of one face in one shot; or the `loop` of an open
+                session.
             executors, now: as for `LiveSession`.
 
         Raises:
             Busy: no further session fits, or painting is slower than real time.
-            InputError: the clip or an option cannot be used. NoFaceError: a frame of the clip shows no face.
+            InputError: the clip or an option cannot be used. NoFaceError: a frame of the clip shows
+                no face.
             Others as `sync`.
         """
         from latentsync_trt.live.options import LiveOptions

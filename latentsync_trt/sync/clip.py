@@ -1,7 +1,8 @@
-"""One clip: decode → find faces → align → gather → encode → denoise → decode → analyze paste → compose → write.
+"""One clip: decode → find faces → align → gather → encode → denoise → decode → analyze paste →
+compose → write.
 
-Each stage is a generator over the previous one, in a thread of its own, joined by a bounded queue. Those before
-painting begin while the model opens.
+Each stage is a generator over the previous one, in a thread of its own, joined by a bounded queue.
+Those before painting begin while the model opens.
 """
 
 from contextlib import ExitStack, closing
@@ -27,8 +28,12 @@ from latentsync_trt.types import Progress, SyncReport
 
 
 def sync_clip(run: RunContext) -> SyncReport:
-    """Runs all stages of a clip; encoding runs in this thread. Errors as those of `LipSync.sync`."""
-    options, helpers, frames = run.inputs.options, run.inputs.helpers, run.bundle.manifest.frames
+    """Runs all stages of a clip; encoding runs in this thread. Errors as those of
+    `LipSync.sync`.
+    """
+    options = run.inputs.options
+    helpers = run.inputs.helpers
+    frames = run.bundle.manifest.frames
     if helpers.enhancer is None and options.enhancer is not None:
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
     if options.face == "speaking":
@@ -47,12 +52,16 @@ def sync_clip(run: RunContext) -> SyncReport:
         stages = clip_stages(run, rate, streams)
         aligned = aligned_frames(run, quality, span, playback, stages)
         windows = gather(aligned, frames, streams, writer.paint_from)
-        gathered = stack.enter_context(closing(stages.prefetch_frames(windows, depth=frames, name="gather")))
+        gathered = stack.enter_context(
+            closing(stages.prefetch_frames(windows, depth=frames, name="gather"))
+        )
         run.on_progress(Progress("opening networks", 0, None))
         with run.clock.measure("open", frames=0):
             model = run.model()
         run.announce(model.selection.notices())  # of a provider that it fell back to
-        pace = Pace(perf_counter(), writer.paint_from, span.frames(rate or Fraction(MODEL_FPS)), frames)
+        pace = Pace(
+            perf_counter(), writer.paint_from, span.frames(rate or Fraction(MODEL_FPS)), frames
+        )
         in_turn = model.memory_plan.mode == "one network at a time"
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
@@ -68,19 +77,32 @@ def sync_clip(run: RunContext) -> SyncReport:
 
 def quality_of(run: RunContext) -> Quality:
     """What measures the painted faces: also SyncNet for each person, if it is to."""
-    given, inputs, shows = run.options.syncnet, run.inputs, run.inputs.page is not None
-    manifest, strict = run.bundle.manifest, inputs.options.strict
+    given = run.options.syncnet
+    inputs = run.inputs
+    shows = run.inputs.page is not None
+    manifest = run.bundle.manifest
+    strict = inputs.options.strict
     mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
-    recordings, people = inputs.sound.recordings, inputs.sound.faces
+    recordings = inputs.sound.recordings
+    people = inputs.sound.faces
     network = open_syncnet(given) if given or shows else None
-    meters = [] if network is None else [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
+    if network is None:
+        meters = []
+    else:
+        meters = [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
     starts_s = [piece.at_s for piece in recordings]
     return Quality(starts_s, people=people, pictures=shows, mismatch=mismatch, syncnet=meters)
 
 
-def report_of(run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, quality: Quality) -> SyncReport:
-    """The report of a run that ends now, whose page is written, if it has one; `duration_s`: of the output."""
-    wall_s, model, count = perf_counter() - run.start_s, run.model(), faces.frames
+def report_of(
+    run: RunContext, duration_s: float, faces: FaceStats, pace: Pace, quality: Quality
+) -> SyncReport:
+    """The report of a run that ends now, whose page is written, if it has one; `duration_s`: of the
+    output.
+    """
+    wall_s = perf_counter() - run.start_s
+    model = run.model()
+    count = faces.frames
     first_s, painted = pace.under_way(count)
     pace_s = pace.written_s - first_s
     report = SyncReport(

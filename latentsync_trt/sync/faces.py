@@ -1,4 +1,6 @@
-"""Two stages: find the faces in every frame, then crop them; and the look through a whole clip for its faces."""
+"""Two stages: find the faces in every frame, then crop them; and the look through a whole clip for
+its faces.
+"""
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -35,17 +37,20 @@ from latentsync_trt.types import (
 )
 
 _OVERVIEW_PX = 768
-"""Longer side, or more, of the picture in which large faces are searched: the network averages it."""
+"""Longer side, or more, of the picture in which large faces are searched: the network averages
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A face that follows a voice, in one frame; without the frame, which would stay in memory as long as its window.
+    """A face that follows a voice, in one frame; without the frame, which would stay in memory as
+    long as its window.
 
-    `index`, `time_s`: of the frame. `track_id`: unique for an unbroken run of one face in one shot; windows never span
-    two. `person`: identity through the clip, the number shown by `latentsync-trt faces`. `speaker`: index of its voice.
-    `tracked`: box and landmarks in pixels of the stored frame. `matrix (2, 3)`: frame pixels → crop pixels. `face`: as
-    `cut_out` adds it.
+    `index`, `time_s`: of the frame. `track_id`: unique for an unbroken run of one face in one shot;
+    windows never span two. `person`: identity through the clip, the number shown by `latentsync-trt
+    faces`. `speaker`: index of its voice. `tracked`: box and landmarks in pixels of the stored
+    frame. `matrix (2, 3)`: frame pixels → crop pixels. `face`: as `cut_out` adds it.
     """
 
     index: int
@@ -62,8 +67,9 @@ class Target:
 class FrameJob:
     """A frame on its way through the stages; it leaves unchanged where it has no targets.
 
-    `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it speaks or not.
-    `painted`: the new face of each target, uint16 `(H, W, 3)`, 257 × level; none where an earlier run has written them.
+    `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it
+    speaks or not. `painted`: the new face of each target, uint16 `(H, W, 3)`, 257 × level; none
+    where an earlier run has written them.
     """
 
     frame: Frame
@@ -74,11 +80,13 @@ class FrameJob:
 
 
 class FaceFinder:
-    """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to bridge gaps.
+    """Finds and crops the faces of every frame of a clip; holds back half a second of frames, to
+    bridge gaps.
 
     Args:
         faces: what searches for them; or where they are. resolution_px: side of an aligned face.
-        choice: whose face; or the speaker of each person, by their numbers in `faces`: else raises `InputError`.
+        choice: whose face; or the speaker of each person, by their numbers in `faces`: else raises
+            `InputError`.
         wanted: whether faces are painted at this time of the output; at others, none is searched.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
     """
@@ -95,13 +103,19 @@ class FaceFinder:
     ) -> None:
         if isinstance(faces, Tracks):
             check_people(speakers_of(choice) or (), faces.people, faces.clip.name)
-        self._faces, self._wanted = faces, wanted
-        self._chooser, self._runs, self._resolution_px = Chooser(choice), Runs(resolution_px), resolution_px
-        self._clock, self._pixel_aspect = clock or StageClock(), pixel_aspect
+        self._faces = faces
+        self._wanted = wanted
+        self._chooser = Chooser(choice)
+        self._runs = Runs(resolution_px)
+        self._resolution_px = resolution_px
+        self._clock = clock or StageClock()
+        self._pixel_aspect = pixel_aspect
         self._places: list[tuple[slice, slice]] = []
 
     def prepared(self, frame: Frame) -> Frame:
-        """The same frame, with RGB where faces were seen last: for another thread, as `find` waits for nothing else."""
+        """The same frame, with RGB where faces were seen last: for another thread, as `find` waits
+        for nothing else.
+        """
         with self._clock.measure("decode"):
             for place in self._places if self._wanted(frame.time_s) else ():
                 frame.picture[place]
@@ -112,20 +126,27 @@ class FaceFinder:
         source_s = longest_step_s = Fraction(0)
         jumps = 0
         for frame, seen in self.see(frames):
-            # Played backwards, a source takes the steps that it took forwards; a longer one starts from its beginning.
+            # Played backwards, a source takes the steps that it took forwards; a longer one starts
+            # from its beginning.
             step_s = frame.source_s - source_s
             jumps += -step_s > longest_step_s
-            longest_step_s, source_s = max(longest_step_s, step_s), frame.source_s
+            longest_step_s = max(longest_step_s, step_s)
+            source_s = frame.source_s
             with self._clock.measure("face"):
                 job = FrameJob(frame) if seen is None else self._job(frame, seen, jumps)
             yield job
 
-    def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
+    def see(
+        self, frames: Generator[Frame, None, None]
+    ) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
         """Every frame in order with all faces in it; None where they are not wanted."""
         with closing(frames):
             if isinstance(self._faces, Tracks):
                 for frame in frames:
-                    yield frame, self._faces.at(frame.source_s) if self._wanted(frame.time_s) else None
+                    yield (
+                        frame,
+                        self._faces.at(frame.source_s) if self._wanted(frame.time_s) else None,
+                    )
                 return
             tracker = self._faces
             ahead = LookAhead(tracker)
@@ -137,7 +158,9 @@ class FaceFinder:
                         seen = tracker.update(shown, frame.time_s, frame.planes, overview)
                         if shown is frame.picture:
                             self._places = [Region.around(one.face).place() for one in seen.faces]
-                        ready: list[tuple[Frame, FrameFaces | None]] = [*ahead.push(frame, shown, seen)]
+                        ready: list[tuple[Frame, FrameFaces | None]] = [
+                            *ahead.push(frame, shown, seen)
+                        ]
                         forget_on_disk(frame)
                     else:
                         tracker.restart()
@@ -149,33 +172,47 @@ class FaceFinder:
         chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, jumps): one.face for one, _ in chosen})
         if not chosen:
-            return FrameJob(without_rgb(frame), seen=seen)  # a search may have converted the whole picture
+            # a search may have converted the whole picture
+            return FrameJob(without_rgb(frame), seen=seen)
         targets = []
         for one, speaker in chosen:
-            face, (run, matrix) = one.face, placed[one.track_id, jumps]
+            face = one.face
+            (run, matrix) = placed[one.track_id, jumps]
             if self._pixel_aspect != 1:
                 to_square = stretch(frame.picture, self._pixel_aspect)
-                face, matrix = moved_face(face, inverse(to_square)), composed(to_square, matrix)
-            targets.append(Target(frame.index, frame.time_s, run, one.person, speaker, face, matrix))
+                face = moved_face(face, inverse(to_square))
+                matrix = composed(to_square, matrix)
+            targets.append(
+                Target(frame.index, frame.time_s, run, one.person, speaker, face, matrix)
+            )
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(
-        self, jobs: Generator[FrameJob, None, None], speaks: Callable[[int, Fraction], bool] = lambda *_: True
+        self,
+        jobs: Generator[FrameJob, None, None],
+        speaks: Callable[[int, Fraction], bool] = lambda *_: True,
     ) -> Generator[FrameJob, None, None]:
-        """Every job in order, with the aligned faces of those who speak: whether a speaker does, by number and time."""
+        """Every job in order, with the aligned faces of those who speak: whether a speaker does, by
+        number and time.
+        """
         with closing(jobs):
             for job in jobs:
                 frame = job.frame
                 targets = [each for each in job.targets if speaks(each.speaker, frame.time_s)]
                 with self._clock.measure("align", frames=int(bool(targets))):
-                    faces = [crop(frame.picture, each.matrix, self._resolution_px) for each in targets]
-                targets = [replace(each, face=face) for each, face in zip(targets, faces, strict=True)]
+                    faces = [
+                        crop(frame.picture, each.matrix, self._resolution_px) for each in targets
+                    ]
+                targets = [
+                    replace(each, face=face) for each, face in zip(targets, faces, strict=True)
+                ]
                 yield replace(job, targets=tuple(targets))
 
 
 def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
     """All of the picture with square pixels; of a large one, every n-th pixel."""
-    picture, planes = frame.picture, frame.planes
+    picture = frame.picture
+    planes = frame.planes
     if planes is not None:
         step = max(1, max(planes.y.shape) // _OVERVIEW_PX)
         y, u, v = (plane[::step, ::step] for plane in (planes.y, planes.u, planes.v))
@@ -186,21 +223,30 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person; raises `NoFaceError` if there is none."""
+    """The tracks of all faces of a clip, and a picture of each person; raises `NoFaceError` if
+    there is none.
+    """
     info = probe(video)
-    aspect, rate = info.sample_aspect_ratio, info.frames_per_s
+    aspect = info.sample_aspect_ratio
+    rate = info.frames_per_s
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)
-    expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
+    if rate is None or info.duration_s is None:
+        expected = 0
+    else:
+        expected = round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
     frames = prefetch((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
-    people, stats = FoundPeople(), FaceStats()
+    people = FoundPeople()
+    stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:
         for frame, seen in seen_frames:
             stats.add(frame, seen, has_face=False)
             if seen is not None:
                 people.add(frame.source_s, seen, partial(square, frame.picture, aspect))
             count = stats.frames
-            on_progress(Progress("finding faces", count, max(expected, count) if expected else None))
+            on_progress(
+                Progress("finding faces", count, max(expected, count) if expected else None)
+            )
     if not people.tracks:
         raise stats.no_face(video)
     return people.result(mark_of(video, info, stats.frames))

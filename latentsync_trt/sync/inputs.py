@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Helpers:
     """What may take the place of built-in parts of `LipSync.sync`.
 
-    `detector` finds faces; `enhancer` improves painted ones, instead of that of `SyncOptions.enhancer`; `noise`,
-    float32 `(1, 4, 1, h, w)`, replaces that of the seed.
+    `detector` finds faces; `enhancer` improves painted ones, instead of that of
+    `SyncOptions.enhancer`; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed.
     """
 
     detector: FaceDetector | None = None
@@ -40,7 +40,8 @@ class Helpers:
 class Inputs:
     """The files and options of a run, all of which can be used, and the properties of the video.
 
-    `info.duration_s` includes the delay of the picture. `tracks`: of `--faces`. `page`: where to write the report.
+    `info.duration_s` includes the delay of the picture. `tracks`: of `--faces`. `page`: where to
+    write the report.
     """
 
     options: SyncOptions
@@ -56,32 +57,46 @@ class Inputs:
 
 
 def check_inputs(
-    video: object, audio: object, output: object, options: SyncOptions, helpers: Helpers | None = None
+    video: object,
+    audio: object,
+    output: object,
+    options: SyncOptions,
+    helpers: Helpers | None = None,
 ) -> Inputs:
-    """Opens all inputs, decodes the first picture and the first sounds, and checks that `output` can be written.
+    """Opens all inputs, decodes the first picture and the first sounds, and checks that `output`
+    can be written.
 
     `audio`: None where `options` name the recordings.
 
     Raises:
-        InputError: an argument is not a path, or `options` do not fit each other, the video or the output.
+        InputError: an argument is not a path, or `options` do not fit each other, the video or the
+            output.
         MediaError: an input cannot be read. OutputError: the output cannot be written.
     """
-    source, target = path_argument(video, "video"), path_argument(output, "output")
+    source = path_argument(video, "video")
+    target = path_argument(output, "output")
     recording = None if audio is None else path_argument(audio, "audio")
     mixed = None if options.mix is None else path_argument(options.mix, "--mix")
     for path in filter(None, (source, recording, mixed)):
         check_file(path)
     if recording is not None and not _shows(source) and _shows(recording):
-        raise InputError(f"{source}: has no picture, but the audio {recording} has one; did you swap them?")
+        raise InputError(
+            f"{source}: has no picture, but the audio {recording} has one; did you swap them?"
+        )
     sound = sound_of(source, recording, mixed, options)
     # What an interrupted run was to replace, it has not replaced yet.
-    replaces = options.overwrite or (options.resume and (work_folder_of(target) / KEPT_NAME).exists())
+    replaces = options.overwrite or (
+        options.resume and (work_folder_of(target) / KEPT_NAME).exists()
+    )
     check_output_path(target, source, *sound.files, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
     lasts_s = None if info.duration_s is None else info.duration_s + sound.picture_delay_s
     if lasts_s is not None:
-        for name, time_s, most_s in (("start", options.start, lasts_s), ("end", options.end, lasts_s + HELD_S)):
+        for name, time_s, most_s in (
+            ("start", options.start, lasts_s),
+            ("end", options.end, lasts_s + HELD_S),
+        ):
             if time_s is not None and not time_s < most_s:
                 lasts = f"{source} lasts {float(lasts_s):.2f} s; give a time in it"
                 raise InputError(f"--{name} {float(time_s):g}: {lasts}")
@@ -103,7 +118,8 @@ def _others(
         tracks.check_clip(mark_of(video, info), path)
         if options.face == "speaking" and tracks.speaks is None and len(tracks.people) > 1:
             raise InputError(
-                f"--face speaking: {path} does not say who speaks; write it anew with latentsync-trt faces"
+                f"--face speaking: {path} does not say who "
+                "speaks; write it anew with latentsync-trt faces"
             )
     if options.enhancer is not None:
         from latentsync_trt.face.enhancer import check_enhancer
@@ -121,7 +137,9 @@ def _others(
 
 
 def _shows(path: Path) -> bool:
-    """Whether a file has a picture that is no cover, as far as it can be read; what else is wrong is told later."""
+    """Whether a file has a picture that is no cover, as far as it can be read; what else is wrong
+    is told later.
+    """
     with suppress(MediaError), open_input(path) as container:
         return bool(video_stream(path, container))
     return False

@@ -1,5 +1,6 @@
-"""What the calls of one `LipSync` share: the model that is open, and the built-in detector; what the stages of one clip
-share."""
+"""What the calls of one `LipSync` share: the model that is open, and the built-in detector; what
+the stages of one clip share.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, Bundle, step_graph
+from latentsync_trt.bundle.manifest import (
+    AUDIO_ENCODER,
+    VAE_DECODER,
+    VAE_ENCODER,
+    Bundle,
+    step_graph,
+)
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import Busy, InputError, Notices
@@ -34,15 +41,18 @@ _ASK_S = 0.5
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:
-    steps = {step_graph(guided=options.guidance > 1.0, cached=not full) for full in plan_for(options)}
+    steps = {
+        step_graph(guided=options.guidance > 1.0, cached=not full) for full in plan_for(options)
+    }
     return (AUDIO_ENCODER, VAE_ENCODER, *sorted(steps), VAE_DECODER)
 
 
 class ModelSlot:
-    """Opens a model at its first use, and again, with more graphs, when a call needs them and no other uses it.
+    """Opens a model at its first use, and again, with more graphs, when a call needs them and no
+    other uses it.
 
-    `selection`, `on_notice`, `build`: as for `LipSync`. `model`: the one that is open, if any. Raises as
-    `SessionFactory`.
+    `selection`, `on_notice`, `build`: as for `LipSync`. `model`: the one that is open, if any.
+    Raises as `SessionFactory`.
     """
 
     def __init__(
@@ -52,25 +62,34 @@ class ModelSlot:
         options: RuntimeOptions,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
-        self.bundle, self.selection, self.options, self.on_notice = bundle, selection, options, on_notice
+        self.bundle = bundle
+        self.selection = selection
+        self.options = options
+        self.on_notice = on_notice
         self._factory = quiet_factory(bundle, selection, options)
         self.model: Model | None = None
         self.build: Future[str] | None = None
-        self._calls, self._closed = dict[int, str](), False
-        self._call_ended, self._changed = threading.Condition(), threading.Condition()
+        self._calls = dict[int, str]()
+        self._closed = False
+        self._call_ended = threading.Condition()
+        self._changed = threading.Condition()
         self._detector: MediaPipeDetector | None = None
-        self._making_detector = threading.Lock()  # a call may need one while another opens the model
+        # a call may need one while another opens the model
+        self._making_detector = threading.Lock()
         self._users = self._lasting = 0
 
     @contextmanager
     def entered(self, operation: str) -> Iterator[None]:
-        """The block of a call; that of `CLOSE` waits until no other runs. Raises `InputError` in a callback of another,
-        and after `CLOSE`."""
+        """The block of a call; that of `CLOSE` waits until no other runs. Raises `InputError` in a
+        callback of another, and after `CLOSE`.
+        """
         thread = threading.get_ident()
         with self._call_ended:
             if thread in self._calls:
                 cure = "call it when that has returned, or raise in the callback to stop it"
-                raise InputError(f"LipSync.{operation}: called from a callback of another call; {cure}")
+                raise InputError(
+                    f"LipSync.{operation}: called from a callback of another call; {cure}"
+                )
             if self._closed and operation != CLOSE:
                 raise InputError(f"LipSync.{operation}: it is closed; open the bundle again")
             self._calls[thread] = operation
@@ -96,7 +115,8 @@ class ModelSlot:
 
     @contextmanager
     def acquired(self, graphs: Sequence[str], *, lasting: bool = False) -> Iterator[Model]:
-        """A model with these graphs, open until the end of the block; waits while others use one without them.
+        """A model with these graphs, open until the end of the block; waits while others use one
+        without them.
 
         `lasting`: for a live session, for which no call should wait.
 
@@ -108,9 +128,17 @@ class ModelSlot:
                 if self._users == 0:
                     self._open_with(graphs)
                 elif self._users == self._lasting:
-                    names = ", ".join(sorted(set(graphs) - (self.model.graphs if self.model else set())))
-                    what = f"live sessions use the open networks, and {names} would have to be opened, too"
-                    raise Busy(f"{what}; close them, or call `warm_up` with these options before the first session")
+                    names = ", ".join(
+                        sorted(set(graphs) - (self.model.graphs if self.model else set()))
+                    )
+                    what = (
+                        "live sessions use the open networks, "
+                        f"and {names} would have to be opened, too"
+                    )
+                    raise Busy(
+                        f"{what}; close them, or call `warm_up` "
+                        "with these options before the first session"
+                    )
                 else:
                     self._changed.wait(POLL_S)
             self._users += 1
@@ -125,9 +153,11 @@ class ModelSlot:
 
     @contextmanager
     def opening(self, graphs: Sequence[str]) -> Iterator[Callable[[], Model]]:
-        """As `acquired`, but opens it in a thread, for which the function that the block gets waits.
+        """As `acquired`, but opens it in a thread, for which the function that the block gets
+        waits.
 
-        It begins at once where no engine has to be built: what is wrong with the inputs should wait for no build.
+        It begins at once where no engine has to be built: what is wrong with the inputs should wait
+        for no build.
         """
         is_open = self._model_with(graphs) is not None
         with ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:
@@ -147,21 +177,32 @@ class ModelSlot:
                     pass
 
     def close(self) -> None:
-        """Closes the model, which no call may use any more, see `entered`. Closing again does nothing."""
-        model, self.model, self.build, self._detector = self.model, None, None, None
+        """Closes the model, which no call may use any more, see `entered`. Closing again does
+        nothing.
+        """
+        model = self.model
+        self.model = None
+        self.build = None
+        self._detector = None
         if model is not None:
             model.close()
 
     def _model_with(self, graphs: Sequence[str]) -> Model | None:
         model = self.model
-        return model if model is not None and model.graphs.issuperset(graphs) else None
+        if model is not None and model.graphs.issuperset(graphs):
+            return model
+        return None
 
     def _open_with(self, graphs: Sequence[str]) -> None:
-        before, self.model, self.build = self.model, None, None
+        before = self.model
+        self.model = None
+        self.build = None
         if before is not None:
             before.close()
         wanted = [*(before.graphs if before else ()), *graphs]
-        self.model = open_model(self.bundle, self.selection, self.options, tuple(dict.fromkeys(wanted)), self.on_notice)
+        self.model = open_model(
+            self.bundle, self.selection, self.options, tuple(dict.fromkeys(wanted)), self.on_notice
+        )
         if self.model.build is not None:
             self.build = _ended(self.model.build)
 
@@ -183,10 +224,11 @@ def _ended(build: BackgroundBuild) -> Future[str]:
 class RunContext:
     """What the stages of one clip share.
 
-    `model()` waits for the model of `slot` that is being opened, or raises as `open_model`. `selection`: the
-    provider that is tried first. `detector` finds outlines, and faces if `inputs.helpers` has no other;
-    `resolution_px`: of aligned faces. `speech_in`: when somebody speaks in a recording, found once in a run.
-    `start_s`: when the run began, on `time.perf_counter`'s scale.
+    `model()` waits for the model of `slot` that is being opened, or raises as `open_model`.
+    `selection`: the provider that is tried first. `detector` finds outlines, and faces if
+    `inputs.helpers` has no other; `resolution_px`: of aligned faces. `speech_in`: when somebody
+    speaks in a recording, found once in a run. `start_s`: when the run began, on
+    `time.perf_counter`'s scale.
     """
 
     def __init__(
@@ -197,13 +239,21 @@ class RunContext:
         resolution_px: int,
         on_progress: ProgressCallback | None,
     ) -> None:
-        self.model, self.inputs, self.resolution_px = model, inputs, resolution_px
-        self.bundle, self.selection, self.options = slot.bundle, slot.selection, slot.options
+        self.model = model
+        self.inputs = inputs
+        self.resolution_px = resolution_px
+        self.bundle = slot.bundle
+        self.selection = slot.selection
+        self.options = slot.options
         self.detector = slot.detector()
         self.speech_in: Callable[[Path], Speech] = cache(partial(speech_in, ask=self.ask))
-        self.notices, self.clock, self.start_s = Notices(slot.on_notice), StageClock(), perf_counter()
-        self._on_progress, self._progress = on_progress or (lambda _: None), Progress("", 0, None)
-        self._thread, self._asked_s = threading.get_ident(), self.start_s
+        self.notices = Notices(slot.on_notice)
+        self.clock = StageClock()
+        self.start_s = perf_counter()
+        self._on_progress = on_progress or (lambda _: None)
+        self._progress = Progress("", 0, None)
+        self._thread = threading.get_ident()
+        self._asked_s = self.start_s
 
     def on_progress(self, progress: Progress) -> None:
         """Tells the caller, who raises to stop the run."""
@@ -212,8 +262,10 @@ class RunContext:
         self._on_progress(progress)
 
     def ask(self) -> None:
-        """Repeats the newest progress, a few times a second however often this is called, so that the caller can stop a
-        run that makes none. Does nothing in other threads than that of the run."""
+        """Repeats the newest progress, a few times a second however often this is called, so that
+        the caller can stop a run that makes none. Does nothing in other threads than that of the
+        run.
+        """
         if threading.get_ident() == self._thread and perf_counter() - self._asked_s > _ASK_S:
             self.on_progress(replace(self._progress, picture=None))
 

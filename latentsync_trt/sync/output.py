@@ -1,5 +1,6 @@
-"""The last stage: frames with their patches become the file; an interrupted run goes on only where what its pictures
-depend on is the same."""
+"""The last stage: frames with their patches become the file; an interrupted run goes on only where
+what its pictures depend on is the same.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -40,8 +41,12 @@ _TOLD = 5
 
 def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
     """The writer of the output, whose block publishes it; raises as `VideoWriter`."""
-    inputs, sound = run.inputs, run.inputs.sound
-    credentials, name, info, fps = inputs.credentials, inputs.output.name, inputs.info, playback.fps
+    inputs = run.inputs
+    sound = run.inputs.sound
+    credentials = inputs.credentials
+    name = inputs.output.name
+    info = inputs.info
+    fps = playback.fps
     if fps is not None:
         info = replace(info, frames_per_s=fps, time_base=1 / fps)
     made = fingerprint(inputs, run.bundle.folder, run.selection.name)
@@ -54,7 +59,9 @@ def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
         others_delay_s=sound.picture_delay_s,
         work=Work(made, inputs.options.resume),
         mark=inputs.options.mark,
-        sign=None if credentials is None else lambda path: sign(path, inputs.video, credentials, name),
+        sign=None
+        if credentials is None
+        else lambda path: sign(path, inputs.video, credentials, name),
     )
 
 
@@ -66,9 +73,11 @@ def write_frames(
     leave: Callable[[], None],
     pace: Pace,
 ) -> FaceStats:
-    """Encodes every frame that an earlier run has not written; calls `leave` for each. Raises `NoFaceError` if none
-    shows a face."""
-    expected, faces = playback.expected_frames(run.inputs.info), FaceStats()
+    """Encodes every frame that an earlier run has not written; calls `leave` for each. Raises
+    `NoFaceError` if none shows a face.
+    """
+    expected = playback.expected_frames(run.inputs.info)
+    faces = FaceStats()
     damaged = dict[Fraction, Fraction]()
     aspects = dict[Fraction, Fraction]()
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
@@ -91,8 +100,13 @@ def write_frames(
         if frame.index == writer.frames_done:
             run.announce(writer.notices)
         of = None if expected is None else max(faces.frames, expected)
-        picture, written_s = partial(small_rgb, run.inputs.info, frame, patches), float(frame.time_s + frame.duration_s)
-        run.on_progress(Progress("lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)))
+        picture = partial(small_rgb, run.inputs.info, frame, patches)
+        written_s = float(frame.time_s + frame.duration_s)
+        run.on_progress(
+            Progress(
+                "lip-sync", faces.frames, of, picture, written_s, *pace.speed(faces.frames, of)
+            )
+        )
     run.announce(notices_of_damage(run.inputs.video, damaged))
     run.announce(_notices_of_aspects(run.inputs.video, aspects))
     if not faces.frames_with_face:
@@ -112,8 +126,13 @@ def notices_of_damage(video: Path, damaged: Mapping[Fraction, Fraction]) -> list
         spans_s.append((start_s, end_s))
     if not spans_s:
         return []
-    times = ", ".join(f"{float(start_s):.2f} to {float(end_s):.2f}" for start_s, end_s in spans_s[:_TOLD])
-    more = f", and {len(spans_s) - _TOLD} more times" if len(spans_s) > _TOLD else ""
+    times = ", ".join(
+        f"{float(start_s):.2f} to {float(end_s):.2f}" for start_s, end_s in spans_s[:_TOLD]
+    )
+    if len(spans_s) > _TOLD:
+        more = f", and {len(spans_s) - _TOLD} more times"
+    else:
+        more = ""
     return [f"{video}: its picture is damaged from {times} s{more}; copy or download it again"]
 
 
@@ -128,17 +147,27 @@ def _notices_of_aspects(video: Path, aspects: Mapping[Fraction, Fraction]) -> li
 
 
 def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
-    """By name, all that the pictures of a run depend on, as text that people can compare; `bundle`: its folder.
+    """By name, all that the pictures of a run depend on, as text that people can compare; `bundle`:
+    its folder.
 
-    Files count by their name, size and time, so that a folder may be moved; of `inputs.helpers`, arrays by their
-    content, and objects by their type.
+    Files count by their name, size and time, so that a folder may be moved; of `inputs.helpers`,
+    arrays by their content, and objects by their type.
     """
-    options, encoder, helpers = inputs.options, inputs.encoder, inputs.helpers
+    options = inputs.options
+    encoder = inputs.encoder
+    helpers = inputs.helpers
     recordings = [piece.path for piece in inputs.sound.recordings]
     separate = options.turns is None and bool(options.speaker)  # files, then
-    names = [f"--speaker {speaker.face}" for speaker in options.speaker] if separate else ["--audio"]
+    if separate:
+        names = [f"--speaker {speaker.face}" for speaker in options.speaker]
+    else:
+        names = ["--audio"]
     files = {"--video": inputs.video, **dict(zip(names, recordings, strict=False))}
-    files |= {flag_name(name): Path(path) for name in _FILES if (path := getattr(options, name)) is not None}
+    files |= {
+        flag_name(name): Path(path)
+        for name in _FILES
+        if (path := getattr(options, name)) is not None
+    }
     left_out = (*_NOT_IN_PICTURES, *_FILES, *(["speaker"] if not options.turns else []))
     libraries = {name: version for name in _LIBRARIES if (version := distribution_version(name))}
     versions = {"latentsync-trt": __version__, **libraries}
@@ -147,7 +176,9 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
         **{name: _stamp(path) for name, path in files.items()},
         "options": " ".join(command_line(options, leave_out=left_out)),
         **{name: _identity(value) for name, value in brought.items() if value is not None},
-        "encoder": " ".join([encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options)]),
+        "encoder": " ".join(
+            [encoder.ffmpeg, encoder.pixel_format, *(f"{k}={v}" for k, v in encoder.options)]
+        ),
         "bundle": sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:_DIGITS],
         "provider": provider,
         "cores": str(os.cpu_count()),  # FFV1 divides a picture by them, the same way in all parts

@@ -1,7 +1,8 @@
-"""Paints windows of faces: encode, denoise and decode, each a stage of its own; then painted faces are analyzed, become
-patches of their frames, and are measured.
+"""Paints windows of faces: encode, denoise and decode, each a stage of its own; then painted faces
+are analyzed, become patches of their frames, and are measured.
 
-The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded.
+The networks have their own threads, so that a GPU never waits for a picture to be converted or
+encoded.
 """
 
 import sys
@@ -31,7 +32,8 @@ from latentsync_trt.types import AlignedFace, Enhancer, Float32Array, Frame, Pat
 T = TypeVar("T")
 R = TypeVar("R")
 
-# With one network at a time on the device, each processes this many windows before the next is loaded.
+# With one network at a time on the device, each processes this many windows before the next is
+# loaded.
 _LOW_MEMORY_WINDOWS = 4
 
 Encoded = tuple[Group, list[Float32Array], list[Float32Array]]
@@ -45,10 +47,10 @@ Painted = dict[Target, UInt16Array]
 class Pace:
     """When windows were painted, and frames written.
 
-    Times are on the scale of `perf_counter`. `frames_done`: those that are not painted, as an earlier run wrote them;
-    `from_s`: when the first one after them begins in the output. `part`: the frames that may be painted;
-    `window_frames`: at once. `begun_s`: when painting began. `first`, `last`: when the first and newest windows were
-    painted, and the index after them.
+    Times are on the scale of `perf_counter`. `frames_done`: those that are not painted, as an
+    earlier run wrote them; `from_s`: when the first one after them begins in the output. `part`:
+    the frames that may be painted; `window_frames`: at once. `begun_s`: when painting began.
+    `first`, `last`: when the first and newest windows were painted, and the index after them.
     """
 
     opened_s: float
@@ -65,7 +67,8 @@ class Pace:
     def painted(self, windows: int, end: int) -> None:
         """Adds windows that were painted now; `end`: the index after their last frame."""
         self.last = perf_counter(), end
-        self.windows, self.first = self.windows + windows, self.first or self.last
+        self.windows = self.windows + windows
+        self.first = self.first or self.last
 
     def written(self, frame: Frame) -> None:
         """Adds a frame that was written now."""
@@ -74,14 +77,19 @@ class Pace:
         self.written_s = perf_counter()
 
     def speed(self, count: int, expected: int | None) -> tuple[float, float | None]:
-        """Where `count` frames were written: the frames per second since all networks were open, 0 before one is
-        painted; and the seconds until the last of `expected`, None before a window is painted.
+        """Where `count` frames were written: the frames per second since all networks were open, 0
+        before one is painted; and the seconds until the last of `expected`, None before a window is
+        painted.
 
         A window takes as long for one frame as for all, and a frame that is not painted a tenth.
         """
         reached = min(count, self.part.stop)
         # When the newest frame that may be painted was painted or written, and the index after it.
-        time_s, end = self.last if self.last is not None and self.last[1] >= reached else (self.written_s, reached)
+        time_s, end = (
+            self.last
+            if self.last is not None and self.last[1] >= reached
+            else (self.written_s, reached)
+        )
         since_s = self.begun_s if 0 < self.begun_s < time_s else self.opened_s
         pace = max(end - max(self.part.start, self.frames_done), 0) / (time_s - since_s)
         if not pace or expected is None:
@@ -92,7 +100,9 @@ class Pace:
         return pace, max(frames / pace - (perf_counter() - time_s if windows else 0.0), 0.0)
 
     def under_way(self, count: int) -> tuple[float, int]:
-        """When the first windows were painted, and the index after their frames; `count`: of all frames."""
+        """When the first windows were painted, and the index after their frames; `count`: of all
+        frames.
+        """
         time_s, end = self.first or (self.opened_s, count)
         if count - end < end - self.frames_done:  # a window takes as long for one frame as for all
             return self.opened_s, self.frames_done
@@ -103,8 +113,9 @@ class Pace:
 class Painter:
     """The stages of painting; each method in one thread.
 
-    `audio_windows` runs a network for the audio features `(n, S, D)` float32 of a speaker, by number, at some times.
-    Frames before `pace.frames_done` are left out. `check` is called after each step; raises to stop.
+    `audio_windows` runs a network for the audio features `(n, S, D)` float32 of a speaker, by
+    number, at some times. Frames before `pace.frames_done` are left out. `check` is called after
+    each step; raises to stop.
     """
 
     inpainter: Inpainter
@@ -117,11 +128,16 @@ class Painter:
         self.pace.begun_s = self.pace.begun_s or perf_counter()
         with self.clock.measure("encode audio", frames=0):
             audio = [
-                self.audio_windows(each.items[0].speaker, [target.time_s for target in each.items]) for each in group
+                self.audio_windows(each.items[0].speaker, [target.time_s for target in each.items])
+                for each in group
             ]
         with self.clock.measure("gather", frames=0):
             faces = list(map(faces_of, group))
-        return group, self._of_each("encode", "encode faces", group, self.inpainter.encode, faces), audio
+        return (
+            group,
+            self._of_each("encode", "encode faces", group, self.inpainter.encode, faces),
+            audio,
+        )
 
     def denoise(self, encoded: Encoded) -> tuple[Group, list[Float32Array]]:
         group, known, audio = encoded
@@ -140,7 +156,9 @@ class Painter:
                 if target.index >= self.pace.frames_done:
                     # Copied from a window with unused results, which are part of the same array.
                     faces[target] = pictures[position] if whole else pictures[position].copy()
-        self.pace.painted(len(group), 1 + max(window.items[window.used[-1]].index for window in group))
+        self.pace.painted(
+            len(group), 1 + max(window.items[window.used[-1]].index for window in group)
+        )
         return faces
 
     def _of_each(
@@ -160,16 +178,20 @@ def painted(
     *,
     in_turn: bool,
 ) -> Generator[FrameJob, None, None]:
-    """Every job in order with its painted faces: encode, denoise and decode, each in a thread of its own.
+    """Every job in order with its painted faces: encode, denoise and decode, each in a thread of
+    its own.
 
     `frames`: F, the length of a window. `in_turn`: one network at a time is on the device.
     """
     most = _LOW_MEMORY_WINDOWS if in_turn else 1
-    most = max(1, min(most, stages.spare_frames // frames))  # frames wait until so many windows are complete
+    # frames wait until so many windows are complete
+    most = max(1, min(most, stages.spare_frames // frames))
 
     def stage(source: Generator[Any, None, None], change: Callable[[Any], Any], name: str) -> Any:
         def changed(item: Any) -> Any:
-            return item if isinstance(item, FrameJob) else change(item)
+            if isinstance(item, FrameJob):
+                return item
+            return change(item)
 
         return stages.prefetch(source, changed, depth=most * frames, name=name)
 
@@ -178,7 +200,9 @@ def painted(
     return stages.prefetch(in_order(decoded, painter.pace.frames_done), name="paint")
 
 
-def in_order(items: Generator[FrameJob | Painted, None, None], frames_done: int) -> Generator[FrameJob, None, None]:
+def in_order(
+    items: Generator[FrameJob | Painted, None, None], frames_done: int
+) -> Generator[FrameJob, None, None]:
     """Every job in order, with its painted faces, as soon as they are there."""
     queue: deque[FrameJob] = deque()
     painted: Painted = {}
@@ -188,13 +212,19 @@ def in_order(items: Generator[FrameJob | Painted, None, None], frames_done: int)
                 queue.append(item)
             else:
                 painted.update(item)
-            while queue and (queue[0].frame.index < frames_done or painted.keys() >= set(queue[0].targets)):
+            while queue and (
+                queue[0].frame.index < frames_done or painted.keys() >= set(queue[0].targets)
+            ):
                 job = queue.popleft()
-                yield replace(job, painted=tuple(painted.pop(each) for each in job.targets if each in painted))
+                yield replace(
+                    job, painted=tuple(painted.pop(each) for each in job.targets if each in painted)
+                )
 
 
 _THREADS = 2
-"""Of a stage whose frames do not depend on each other. Alone, it would wait for Python's lock half of its time."""
+"""Of a stage whose frames do not depend on each other. Alone, it would wait for Python's lock half
+of its time.
+"""
 
 Item = tuple[FrameJob, tuple[T, ...]]
 """A job, with what is known of each painted face."""
@@ -216,7 +246,9 @@ Analyzed = tuple[Shown, UInt16Array, InspectedFace]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composer:
-    """Pastes painted faces and measures them; begins anew at each part of the file, so that a resumed run is equal."""
+    """Pastes painted faces and measures them; begins anew at each part of the file, so that a
+    resumed run is equal.
+    """
 
     paster: Paster
     enhancer: Enhancer | None
@@ -229,14 +261,17 @@ class Composer:
         prefetch: Callable[..., Generator[Any, None, None]] = prefetch,
         on_wait: Callable[[], object] = lambda: None,
     ) -> Items[Patch]:
-        """Jobs in order, with the new pixels of each face; three stages, each in threads of its own. `on_wait`: as for
-        `prefetch`, of the last stage."""
+        """Jobs in order, with the new pixels of each face; three stages, each in threads of its
+        own. `on_wait`: as for `prefetch`, of the last stage.
+        """
         threads = _THREADS if self.enhancer is None else 1
         analyze = self._each("analyze paste", self._analyzed)
         analyzed = prefetch(self._shown(jobs), analyze, name="analyze paste", threads=threads)
         paste = self._each("compose", self._pasted)
         composed = prefetch(self._finished(analyzed), paste, name="compose", threads=_THREADS)
-        return prefetch(composed, self._each("measure", self._measured), name="measure", on_wait=on_wait)
+        return prefetch(
+            composed, self._each("measure", self._measured), name="measure", on_wait=on_wait
+        )
 
     def _each(self, name: str, change: Callable[[Frame, T], R]) -> Callable[[Item[T]], Item[R]]:
         """`change` of each face of a frame, as part of a stage."""
@@ -259,8 +294,15 @@ class Composer:
                 yield job, tuple(faces)
 
     def _analyzed(self, frame: Frame, shown: Shown) -> Analyzed:
-        painted = shown.painted if self.enhancer is None else enhanced(shown.painted, self.enhancer)
-        return shown, painted, self.paster.inspect_face(frame.picture, shown.face, painted, shown.target.tracked)
+        if self.enhancer is None:
+            painted = shown.painted
+        else:
+            painted = enhanced(shown.painted, self.enhancer)
+        return (
+            shown,
+            painted,
+            self.paster.inspect_face(frame.picture, shown.face, painted, shown.target.tracked),
+        )
 
     def _finished(self, analyzed: Items[Analyzed]) -> Items[tuple[Analyzed, Finish]]:
         part = -1
@@ -272,18 +314,26 @@ class Composer:
                     self.paster.restart()
                 finish = self.paster.finish
                 with self.clock.measure("compose", frames=0):
-                    finishes = [finish(shown.target.track_id, time_s, inspected) for shown, _, inspected in faces]
+                    finishes = [
+                        finish(shown.target.track_id, time_s, inspected)
+                        for shown, _, inspected in faces
+                    ]
                 yield job, tuple(zip(faces, finishes, strict=True))
 
     def _pasted(self, frame: Frame, known: tuple[Analyzed, Finish]) -> tuple[Shown, Pasted]:
         (shown, painted, inspected), finish = known
-        return shown, (composite(frame.picture, shown.face, painted, finish), inspected.painted_mesh)
+        return shown, (
+            composite(frame.picture, shown.face, painted, finish),
+            inspected.painted_mesh,
+        )
 
     def _measured(self, frame: Frame, composed: tuple[Shown, Pasted]) -> Patch:
         (target, face, painted, share), pasted = composed
         self.quality.add(frame, target.speaker, target.tracked, face, painted, pasted)
         patch, _ = pasted
-        return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
+        if share == 1:
+            return patch
+        return replace(patch, weight=patch.weight * np.float32(share))
 
 
 def _people(job: FrameJob) -> PaintedPeople:

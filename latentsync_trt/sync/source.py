@@ -28,9 +28,17 @@ _UNDER_WAY = 4
 
 
 def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
-    """The recordings, which are read before anything else, since an engine may take minutes to build."""
-    inputs, speech = run.inputs, run.inputs.sound
-    run.announce((*run.bundle.manifest.notices_at(run.resolution_px), *notices_of_rate(inputs.info, inputs.options)))
+    """The recordings, which are read before anything else, since an engine may take minutes to
+    build.
+    """
+    inputs = run.inputs
+    speech = run.inputs.sound
+    run.announce(
+        (
+            *run.bundle.manifest.notices_at(run.resolution_px),
+            *notices_of_rate(inputs.info, inputs.options),
+        )
+    )
     run.announce((*run.selection.notices(), *filter(None, (speech.notice,))))
     for path in dict.fromkeys((inputs.video, *speech.files)):
         run.announce(notices_of_ending(path))
@@ -39,25 +47,41 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     def listen(speaker: int, blocks: Iterable[Float32Array]) -> Iterable[Float32Array]:
         return asking(run.ask, quality.listen(speaker, blocks))
 
+    def encode_mel(mel: Float32Array) -> Float32Array:
+        return run.model().audio_encoder(mel)
+
     with run.clock.measure("encode audio", frames=0):
-        encode_mel, filters = lambda mel: run.model().audio_encoder(mel), filters_of(run.bundle)
+        filters = filters_of(run.bundle)
         return OpenSpeech(speech, encode_mel, filters, inputs.options, listen, run.speech_in)
 
 
 def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) -> ClipStages:
-    """As many frames may be on their way as fit in memory, and at least as many as stages hold back: then on disk."""
+    """As many frames may be on their way as fit in memory, and at least as many as stages hold
+    back: then on disk.
+    """
     window_frames = streams * run.bundle.manifest.frames
-    left_frames = most_in_flight(run.inputs.info) - ceil((FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS))
+    left_frames = most_in_flight(run.inputs.info) - ceil(
+        (FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS)
+    )
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
-    return ClipStages(held_frames, held_frames - window_frames, FADE_HELD_S, HALF_S, on_disk=left_frames < least_frames)
+    return ClipStages(
+        held_frames,
+        held_frames - window_frames,
+        FADE_HELD_S,
+        HALF_S,
+        on_disk=left_frames < least_frames,
+    )
 
 
 def aligned_frames(
     run: RunContext, quality: Quality, span: Span, playback: Playback, stages: ClipStages
 ) -> Generator[FrameJob, None, None]:
-    """Every frame of the output with the aligned faces of those who speak, from now on while the model opens."""
-    inputs, tracks = run.inputs, run.inputs.tracks
+    """Every frame of the output with the aligned faces of those who speak, from now on while the
+    model opens.
+    """
+    inputs = run.inputs
+    tracks = run.inputs.tracks
     choice = inputs.sound.choice(inputs.options.face)
     detector = inputs.helpers.detector or run.detector
     if tracks is None and speakers_of(choice) is not None:
@@ -70,21 +94,26 @@ def aligned_frames(
         pixel_aspect=inputs.info.sample_aspect_ratio,
         clock=run.clock,
     )
-    store = partial(kept_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
+    store = (
+        partial(kept_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
+    )
     frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
     found = stages.prefetch_frames(finder.find(decoded), name="face")
     is_told = choice != LARGEST
 
     def watched(jobs: Generator[FrameJob, None, None]) -> Generator[FrameJob, None, None]:
-        """The same jobs; says which of several faces is taken, and if the first one does not suit the model."""
+        """The same jobs; says which of several faces is taken, and if the first one does not suit
+        the model.
+        """
         nonlocal is_told
         with closing(jobs):
             for job in jobs:
                 if not is_told and job.seen is not None and len(job.seen.faces) > 1:
                     is_told = True
                     run.notices.add(
-                        f"{len(job.seen.faces)} faces after {float(job.frame.time_s):.2f} s: the largest that moves is "
+                        f"{len(job.seen.faces)} faces after "
+                        f"{float(job.frame.time_s):.2f} s: the largest that moves is "
                         "lip-synced; --face takes another, latentsync-trt faces shows all"
                     )
                 if quality.mismatch is not None and job.targets:

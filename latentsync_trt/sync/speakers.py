@@ -23,12 +23,21 @@ from latentsync_trt.sync.speech import asking, speech_in
 
 
 def with_speakers(
-    video: Path, tracks: Tracks, network: SyncNet | None = None, ask: Callable[[], object] = lambda: None
+    video: Path,
+    tracks: Tracks,
+    network: SyncNet | None = None,
+    ask: Callable[[], object] = lambda: None,
 ) -> tuple[Tracks, str | None]:
-    """The tracks of `analyze` with who speaks when, and what to say about it. Where the mouths of two people move about
-    alike while a voice is heard, `network` decides. `ask`: called often meanwhile; may raise to stop."""
+    """The tracks of `analyze` with who speaks when, and what to say about it. Where the mouths of
+    two people move about alike while a voice is heard, `network` decides. `ask`: called often
+    meanwhile; may raise to stop.
+    """
     voice, notice = _voice_of(video, ask)
-    mouths = [Mouth(span.person, span.rows[:, 0], span.mouth) for span in tracks.spans if span.mouth is not None]
+    mouths = [
+        Mouth(span.person, span.rows[:, 0], span.mouth)
+        for span in tracks.spans
+        if span.mouth is not None
+    ]
     speaks = speakers(mouths, tracks.shots_s, voice)
     if network is not None and voice is not None:
         speaks = _decided(video, tracks, speaks, network, ask)
@@ -36,11 +45,19 @@ def with_speakers(
 
 
 def _decided(
-    video: Path, tracks: Tracks, speaks: Sequence[Speaks], network: SyncNet, ask: Callable[[], object]
+    video: Path,
+    tracks: Tracks,
+    speaks: Sequence[Speaks],
+    network: SyncNet,
+    ask: Callable[[], object],
 ) -> tuple[Speaks, ...]:
-    """`speaks`, with the rival where SyncNet has more confidence in that one; it needs two seconds of both."""
+    """`speaks`, with the rival where SyncNet has more confidence in that one; it needs two seconds
+    of both.
+    """
     close = [one for one in speaks if one.rival is not None]
-    people = sorted({person for one in close for person in (one.person, one.rival) if person is not None})
+    people = sorted(
+        {person for one in close for person in (one.person, one.rival) if person is not None}
+    )
     if not people:
         return tuple(speaks)
 
@@ -57,7 +74,9 @@ def _decided(
         pixel_aspect=probe(video).sample_aspect_ratio,
     )
     decided = {}
-    with closing(finder.cut_out(finder.find(frame for frame in asking(ask, read_frames(video))))) as jobs:
+    with closing(
+        finder.cut_out(finder.find(frame for frame in asking(ask, read_frames(video))))
+    ) as jobs:
         for one, part in groupby(jobs, key=lambda job: doubtful(job.frame.time_s)):
             for job in part:
                 for target in job.targets:
@@ -68,7 +87,9 @@ def _decided(
                 if (found := meter.result()) is not None:
                     confidence[person] = found.lse_c
             if one is not None and {one.person, one.rival} <= confidence.keys():
-                decided[one] = replace(one, person=max(one.person, one.rival, key=confidence.__getitem__))
+                decided[one] = replace(
+                    one, person=max(one.person, one.rival, key=confidence.__getitem__)
+                )
     return tuple(decided.get(one, one) for one in speaks)
 
 
@@ -76,7 +97,8 @@ def _voice_of(video: Path, ask: Callable[[], object]) -> tuple[Voice | None, str
     """The voices in a video's own sound, in times of its picture; None without any, and why."""
     alone = "the mouths alone decide who speaks"
     try:
-        speech, loudness = speech_in(video, ask), Loudness()
+        speech = speech_in(video, ask)
+        loudness = Loudness()
         for _ in loudness.passing(asking(ask, read_audio_blocks(video))):
             pass
         delays = delays_of(video, video)
@@ -88,4 +110,6 @@ def _voice_of(video: Path, ask: Callable[[], object]) -> tuple[Voice | None, str
     levels_db = loudness.levels_db()[:, 2]
     times_s = np.arange(len(levels_db) + max(0, round(later_s * MODEL_FPS))) / MODEL_FPS - later_s
     spans_s = [(start_s + later_s, end_s + later_s) for start_s, end_s in speech.spans_s]
-    return Voice(spans_s, np.interp(times_s, np.arange(len(levels_db)) / MODEL_FPS, levels_db)), None
+    return Voice(
+        spans_s, np.interp(times_s, np.arange(len(levels_db)) / MODEL_FPS, levels_db)
+    ), None

@@ -33,10 +33,13 @@ def who_speaks(run: RunContext) -> Inputs:
     Raises:
         NoFaceError: no one is seen, or none of several people to speak.
     """
-    inputs, tracks = run.inputs, run.inputs.tracks
+    inputs = run.inputs
+    tracks = run.inputs.tracks
     if tracks is None:
         tracks, _ = analyze(inputs.video, inputs.helpers.detector or run.detector, run.on_progress)
-        tracks, notice = with_speakers(inputs.video, tracks, open_syncnet(run.options.syncnet), run.ask)
+        tracks, notice = with_speakers(
+            inputs.video, tracks, open_syncnet(run.options.syncnet), run.ask
+        )
         run.announce(() if notice is None else (notice,))
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs
@@ -46,31 +49,42 @@ def who_speaks(run: RunContext) -> Inputs:
         spans_s = [(0.0, float(audio_duration_s(recording.path)))]
     at_s = float(recording.at_s)
     speech_s = [(at_s + start_s, at_s + end_s) for start_s, end_s in spans_s]
-    turns, nobody_s = dubbed(tracks.speaks or (), tracks.shots_s, speech_s, partial(_source_s, inputs))
+    turns, nobody_s = dubbed(
+        tracks.speaks or (), tracks.shots_s, speech_s, partial(_source_s, inputs)
+    )
     if not turns:
         raise NoFaceError(
-            f"{inputs.video}: shows {len(tracks.people)} people, and none is seen to speak; name one "
+            f"{inputs.video}: shows {len(tracks.people)} "
+            "people, and none is seen to speak; name one "
             "with --face index:N or --speaker N=FILE (latentsync-trt faces)"
         )
     if nobody_s:
         lasts_s = sum(end_s - start_s for start_s, end_s in nobody_s)
         run.announce(
             (
-                f"nobody is painted in {lasts_s:.1f} s of the speech, from {nobody_s[0][0]:.1f} s on: the source "
+                f"nobody is painted in {lasts_s:.1f} s of the "
+                f"speech, from {nobody_s[0][0]:.1f} s on: the source "
                 "does not show who speaks there; to change that, give --faces with edited tracks",
             )
         )
-    sound = replace(inputs.sound, recordings=(recording,) * len(turns), faces=tuple(turns), turns=tuple(turns.values()))
+    sound = replace(
+        inputs.sound,
+        recordings=(recording,) * len(turns),
+        faces=tuple(turns),
+        turns=tuple(turns.values()),
+    )
     return replace(inputs, tracks=tracks, sound=sound)
 
 
 def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
     """Times of the source that are shown at these of the output, also where it is extended."""
-    end_s, fps = inputs.info.duration_s, inputs.info.frames_per_s or MODEL_FPS
+    end_s = inputs.info.duration_s
+    fps = inputs.info.frames_per_s or MODEL_FPS
     shown_s = np.maximum(times_s - float(inputs.sound.picture_delay_s), 0)
     if end_s is None or inputs.options.output_length not in ("audio", "longest"):
         return shown_s
-    lasts_s, half_s = float(end_s - inputs.sound.picture_delay_s), float(1 / Fraction(2 * fps))
+    lasts_s = float(end_s - inputs.sound.picture_delay_s)
+    half_s = float(1 / Fraction(2 * fps))
     if inputs.options.extend == "loop" or lasts_s <= 2 * half_s:
         return shown_s % lasts_s
     turn_s = lasts_s - 2 * half_s  # of neither end, the picture is shown twice
@@ -85,8 +99,9 @@ def dubbed(
 ) -> tuple[dict[int, SpeakerTurns], list[tuple[float, float]]]:
     """When each person is painted, by number, and when no one is, although there is speech.
 
-    Speech belongs to whom the nearest speech of the source does, in the same shot, or else to the last speaker of the
-    shot. Within an unbroken span of it, who would begin or end shortly before or after a pause, does so in the pause.
+    Speech belongs to whom the nearest speech of the source does, in the same shot, or else to the
+    last speaker of the shot. Within an unbroken span of it, who would begin or end shortly before
+    or after a pause, does so in the pause.
 
     Args:
         speech_s: when there is speech in the output. source_s: times of the output → of the source.
@@ -94,24 +109,37 @@ def dubbed(
     margin = round(MARGIN_S * MODEL_FPS)
     count = round(max((end_s for _, end_s in speech_s), default=0.0) * MODEL_FPS) + margin
     times_s = (np.arange(count) + 0.5) / MODEL_FPS  # the middles of frames
-    shown_s, spoken = source_s(times_s), within(times_s, speech_s)
+    shown_s = source_s(times_s)
+    spoken = within(times_s, speech_s)
     shots = np.searchsorted(np.asarray(shots_s), shown_s)
     owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NOBODY)
     for start, end in runs_of_true(spoken):
         _begin_in_pauses(owners[start:end], shots[start:end])
     turns = dict[int, SpeakerTurns]()
-    for person in sorted({one.person for one in speaks if one.person is not None}.intersection(owners.tolist())):
+    for person in sorted(
+        {one.person for one in speaks if one.person is not None}.intersection(owners.tolist())
+    ):
         near = owners == person
         for start, end in runs_of_true(near):
-            for edge, around in ((start, slice(max(0, start - margin), start)), (end - 1, slice(end, end + margin))):
+            for edge, around in (
+                (start, slice(max(0, start - margin), start)),
+                (end - 1, slice(end, end + margin)),
+            ):
                 near[around] |= ~spoken[around] & (shots[around] == shots[edge])
         spans = runs_of_true(near)
-        turns[person] = SpeakerTurns(tuple((Fraction(a, MODEL_FPS), Fraction(b, MODEL_FPS)) for a, b in spans))
-    return turns, [(a / MODEL_FPS, b / MODEL_FPS) for a, b in runs_of_true(spoken & (owners == _NOBODY))]
+        turns[person] = SpeakerTurns(
+            tuple((Fraction(a, MODEL_FPS), Fraction(b, MODEL_FPS)) for a, b in spans)
+        )
+    return turns, [
+        (a / MODEL_FPS, b / MODEL_FPS) for a, b in runs_of_true(spoken & (owners == _NOBODY))
+    ]
 
 
 def _owners(
-    speaks: Sequence[Speaks], shots_s: Sequence[float], shown_s: Float64Array, shots: NDArray[np.int64]
+    speaks: Sequence[Speaks],
+    shots_s: Sequence[float],
+    shown_s: Float64Array,
+    shots: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Who would speak at each of `shown_s (n,)` of the source, in `shots (n,)`, by number."""
     owners = np.full(len(shown_s), _NOBODY)
@@ -122,14 +150,19 @@ def _owners(
             starts_s, ends_s = np.array([(one.start_s, one.end_s) for one in inside]).T
             times_s = shown_s[at, None]
             apart_s = np.maximum(np.maximum(starts_s - times_s, times_s - ends_s), 0)
-            nearest, last = apart_s.argmin(axis=1), (starts_s <= times_s).sum(axis=1) - 1
-            people = np.array([_NOBODY if one.person is None else one.person for one in inside] + [_NOBODY])
+            nearest = apart_s.argmin(axis=1)
+            last = (starts_s <= times_s).sum(axis=1) - 1
+            people = np.array(
+                [_NOBODY if one.person is None else one.person for one in inside] + [_NOBODY]
+            )
             owners[at] = people[np.where(apart_s.min(axis=1) <= _FARTHEST_S, nearest, last)]
     return owners
 
 
 def _begin_in_pauses(owners: NDArray[np.int64], shots: NDArray[np.int64]) -> None:
-    """In a span of speech, gives what is before its first and after its last change to the neighbor, if it is short."""
+    """In a span of speech, gives what is before its first and after its last change to the
+    neighbor, if it is short.
+    """
     edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     short = _FARTHEST_S * MODEL_FPS
     for before, change, after in zip(edges, edges[1:], edges[2:], strict=False):

@@ -1,8 +1,9 @@
 """The recordings that lips follow, whose lips follow which and when, and their encoded speech.
 
-Times are exact seconds. Times of a recording become times of the output by `SoundPiece.at_s`. Speech out of the video's
-own file stays where it is there; other recordings begin with the part that is synced, those out of another video as
-much later as they begin there after its picture. `--offset` moves all.
+Times are exact seconds. Times of a recording become times of the output by `SoundPiece.at_s`.
+Speech out of the video's own file stays where it is there; other recordings begin with the part
+that is synced, those out of another video as much later as they begin there after its picture.
+`--offset` moves all.
 """
 
 from bisect import bisect
@@ -52,43 +53,58 @@ class SpeakerTurns:
 
     def later(self, by_s: Fraction) -> "SpeakerTurns":
         """The same, `by_s` later."""
-        return SpeakerTurns(tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s))
+        return SpeakerTurns(
+            tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s)
+        )
 
 
 def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTurns]:
-    """The turns of every speaker, by name, in the order of their first turns, longer by `MARGIN_S` at both ends.
+    """The turns of every speaker, by name, in the order of their first turns, longer by `MARGIN_S`
+    at both ends.
 
-    Lines look like `SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>`; those of other types are ignored.
+    Lines look like `SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>`; those of other types
+    are ignored.
 
     Args:
         at_s: when the recording begins in the output.
 
     Raises:
-        InputError: it is no text, a line is damaged, no line is a turn, or several recordings are described.
+        InputError: it is no text, a line is damaged, no line is a turn, or several recordings are
+            described.
     """
     lines = read_text(path).splitlines()
-    turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
+    turns = dict[str, list[tuple[Fraction, Fraction]]]()
+    recordings = dict[str, None]()
     for number, line in enumerate(lines, start=1):
         fields = line.split()
         if fields[:1] != ["SPEAKER"]:
             continue
         try:
-            recording, start_s, duration_s, name = fields[1], _seconds(fields[3]), _seconds(fields[4]), fields[7]
+            recording = fields[1]
+            start_s = _seconds(fields[3])
+            duration_s = _seconds(fields[4])
+            name = fields[7]
         except (ValueError, IndexError):
             where = f"{path}: line {number} is damaged"
             raise InputError(f"{where}: {line.strip()!r} is not {_TURN!r}", usage=False) from None
         recordings[recording] = None
         turns.setdefault(name, []).append((at_s + start_s, at_s + start_s + duration_s))
     if not turns:
-        raise InputError(f"{path}: has no line that begins with SPEAKER; give an RTTM file", usage=False)
+        raise InputError(
+            f"{path}: has no line that begins with SPEAKER; give an RTTM file", usage=False
+        )
     if len(recordings) > 1:
         names = ", ".join(recordings)
-        raise InputError(f"{path}: describes several recordings ({names}); keep the lines of one", usage=False)
+        raise InputError(
+            f"{path}: describes several recordings ({names}); keep the lines of one", usage=False
+        )
     return {name: _merged(turns[name]) for name in sorted(turns, key=lambda name: min(turns[name]))}
 
 
 def _seconds(text: str) -> Fraction:
-    """Raises `ValueError` for what is no number from 0 on; through float, as 1e999999999 would fill the memory."""
+    """Raises `ValueError` for what is no number from 0 on; through float, as 1e999999999 would fill
+    the memory.
+    """
     value = Fraction(repr(float(text)))
     if value < 0:
         raise ValueError(text)
@@ -98,7 +114,8 @@ def _seconds(text: str) -> Fraction:
 def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
     merged: list[tuple[Fraction, Fraction]] = []
     for turn_start_s, turn_end_s in sorted(turns):
-        start_s, end_s = turn_start_s - MARGIN_S, turn_end_s + MARGIN_S
+        start_s = turn_start_s - MARGIN_S
+        end_s = turn_end_s + MARGIN_S
         if merged and start_s <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end_s, merged[-1][1])
         else:
@@ -110,9 +127,10 @@ def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
 class Sound:
     """All that is heard with a clip, and who speaks it.
 
-    `recordings`: of each speaker, perhaps the same. `faces`: the number of each one's person, None = the one of
-    `--face`. `turns`: when each is painted, in times of the output; None = always. `notice`: what was assumed. `mix`:
-    what is heard instead. `own`, `picture_delay_s`: the video's own sound, and the delay of its picture, if needed.
+    `recordings`: of each speaker, perhaps the same. `faces`: the number of each one's person, None
+    = the one of `--face`. `turns`: when each is painted, in times of the output; None = always.
+    `notice`: what was assumed. `mix`: what is heard instead. `own`, `picture_delay_s`: the video's
+    own sound, and the delay of its picture, if needed.
     """
 
     recordings: tuple[SoundPiece, ...]
@@ -126,7 +144,11 @@ class Sound:
     @property
     def files(self) -> list[Path]:
         """Those of the speech, and of `mix`."""
-        return list(dict.fromkeys(piece.path for piece in (*self.recordings, *([self.mix] if self.mix else []))))
+        return list(
+            dict.fromkeys(
+                piece.path for piece in (*self.recordings, *([self.mix] if self.mix else []))
+            )
+        )
 
     @property
     def starts_s(self) -> Fraction:
@@ -136,7 +158,9 @@ class Sound:
     def choice(self, face: str) -> FaceChoice | dict[int, int]:
         """Whose face: that of `--face`, or the speaker of each person by number."""
         faces = self.faces
-        return parse_face(face) if faces is None else {number: speaker for speaker, number in enumerate(faces)}
+        if faces is None:
+            return parse_face(face)
+        return {number: speaker for speaker, number in enumerate(faces)}
 
     def speaks(self, speaker: int, time_s: Fraction) -> bool:
         """Whether `speaker` is painted at this time of the output."""
@@ -162,19 +186,32 @@ class Sound:
         return any(are_one(piece.path, video) for piece in self.recordings)
 
 
-def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions) -> Sound:
-    """The speakers that arguments and options name; `piece` says when a recording is heard. Raises `InputError` where
-    they contradict each other or the file of turns, or are missing; `MediaError` if that file cannot be read."""
+def speakers_of(
+    audio: Path | None, piece: Callable[[Path], SoundPiece], options: SyncOptions
+) -> Sound:
+    """The speakers that arguments and options name; `piece` says when a recording is heard. Raises
+    `InputError` where they contradict each other or the file of turns, or are missing; `MediaError`
+    if that file cannot be read.
+    """
     speakers = options.speaker
     if audio is None and (options.turns is not None or not speakers):
-        cure = "whose speakers --turns names" if options.turns else "or one for each person with --speaker N=FILE"
+        if options.turns:
+            cure = "whose speakers --turns names"
+        else:
+            cure = "or one for each person with --speaker N=FILE"
         raise InputError(f"no speech: give a recording with --audio, {cure}")
     if audio is not None and speakers and options.turns is None:
-        cure = "give all recordings with --speaker N=FILE, or say with --turns who speaks when in --audio"
+        cure = (
+            "give all recordings with --speaker N=FILE, "
+            "or say with --turns who speaks when in --audio"
+        )
         raise InputError(f"--audio and --speaker exclude each other: {cure}")
     numbers = [speaker.face for speaker in speakers]
     if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise InputError(f"--speaker {twice[0]}=…: person {twice[0]} has several recordings; give each person one")
+        raise InputError(
+            f"--speaker {twice[0]}=…: person {twice[0]} "
+            "has several recordings; give each person one"
+        )
     if audio is None:
         paths = [local_path(speaker.voice, f"--speaker {speaker.face}=") for speaker in speakers]
         return Sound(tuple(piece(path) for path in paths), tuple(numbers))
@@ -186,24 +223,38 @@ def speakers_of(audio: Path | None, piece: Callable[[Path], SoundPiece], options
     turns = read_turns(path, recording.at_s)
     if speakers:
         if unknown := [speaker.voice for speaker in speakers if speaker.voice not in turns]:
-            raise InputError(f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}")
+            raise InputError(
+                f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}"
+            )
         named = tuple(turns[speaker.voice] for speaker in speakers)
         return Sound((recording,) * len(named), tuple(numbers), named)
     if len(turns) == 1:
         return Sound((recording,), None, tuple(turns.values()))
     if options.face != "largest":
-        raise InputError(f"--face {options.face}: {path} has several speakers; say with --speaker which person each is")
+        raise InputError(
+            f"--face {options.face}: {path} has several "
+            "speakers; say with --speaker which person each is"
+        )
     assumed = ", ".join(f"person {number} = {name}" for number, name in enumerate(turns))
-    notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
+    notice = (
+        f"{path}: in the order in which they first speak, "
+        f"{assumed}; to change that, give --speaker N=NAME"
+    )
     return Sound((recording,) * len(turns), tuple(range(len(turns))), tuple(turns.values()), notice)
 
 
 def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOptions) -> Sound:
-    """What is heard with a video, by arguments and options; decodes the first samples of all files. Raises as
-    `speakers_of`, and `MediaError` for a file without sound that can be read."""
-    own, delays = None, Delays()
+    """What is heard with a video, by arguments and options; decodes the first samples of all files.
+    Raises as `speakers_of`, and `MediaError` for a file without sound that can be read.
+    """
+    own = None
+    delays = Delays()
     named = [*filter(None, (audio, mix)), *(Path(speaker.voice) for speaker in options.speaker)]
-    if options.start is not None or options.end is not None or any(are_one(video, path) for path in named):
+    if (
+        options.start is not None
+        or options.end is not None
+        or any(are_one(video, path) for path in named)
+    ):
         with open_input(video) as container:
             has_sound = bool(container.streams.audio)
         if has_sound:
@@ -233,15 +284,17 @@ def asking(ask: Callable[[], object], items: Iterable[T]) -> Iterator[T]:
 
 
 def speech_in(path: Path, ask: Callable[[], object] = lambda: None) -> "Speech":
-    """When somebody speaks in a recording; `ask` is called with each second of it. Raises as `find_speech` and
-    `read_audio_blocks`."""
+    """When somebody speaks in a recording; `ask` is called with each second of it. Raises as
+    `find_speech` and `read_audio_blocks`.
+    """
     from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
 
     return find_speech(lambda: asking(ask, read_audio_blocks(path)))
 
 
 class OpenSpeech:
-    """The encoded speech of all speakers; open until `close`. Raises as `SpeechStream` and `read_audio_blocks`.
+    """The encoded speech of all speakers; open until `close`. Raises as `SpeechStream` and
+    `read_audio_blocks`.
 
     `notices`: recordings without speech. `end_s`: when the last recording ends in the output.
 
@@ -256,7 +309,9 @@ class OpenSpeech:
         encode_mel: Callable[[Float32Array], Float32Array],
         filters: Float32Array,
         options: SyncOptions,
-        listen: Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]] = lambda _, blocks: blocks,
+        listen: Callable[
+            [int, Iterable[Float32Array]], Iterable[Float32Array]
+        ] = lambda _, blocks: blocks,
         find_speech: "Callable[[Path], Speech]" = speech_in,
     ) -> None:
         def stream_of(recording: SoundPiece) -> SpeechStream:
@@ -273,25 +328,38 @@ class OpenSpeech:
                     found = listen(speaker, found) if own == recording else found
                 return found
 
-            plan = plan_of(options.audio_segments, lambda: (speech or find_speech(recording.path)).spans_s)
+            plan = plan_of(
+                options.audio_segments, lambda: (speech or find_speech(recording.path)).spans_s
+            )
             stream = SpeechStream(blocks, encode_mel, filters, plan)
             if (canceled_s := max(mixer.canceled_s for mixer in mixers)) > _CANCELED_S:
                 what = f"its channels cancel each other out in {canceled_s:.1f} s: there"
                 self.notices.append(f"{recording.path}: {what} the lips follow the louder one")
             if max(mixer.low_s for mixer in mixers) > _CANCELED_S:
-                what = "has sound only in its low-frequency channel (LFE), which many players leave out"
-                self.notices.append(f"{recording.path}: {what}; the lips follow it; name the channel anew to hear it")
+                what = (
+                    "has sound only in its low-frequency "
+                    "channel (LFE), which many players leave out"
+                )
+                self.notices.append(
+                    f"{recording.path}: {what}; the lips follow "
+                    "it; name the channel anew to hear it"
+                )
             return stream
 
-        self._recordings, self.notices = sound.recordings, list[str]()
+        self._recordings = sound.recordings
+        self.notices = list[str]()
         self._streams: dict[SoundPiece, SpeechStream] = {}
         with ExitStack() as opened:
             for recording in dict.fromkeys(sound.recordings):
                 self._streams[recording] = opened.enter_context(closing(stream_of(recording)))
             self.close = opened.pop_all().close
-        self.end_s = max(recording.at_s + stream.duration_s for recording, stream in self._streams.items())
+        self.end_s = max(
+            recording.at_s + stream.duration_s for recording, stream in self._streams.items()
+        )
 
     def windows(self, speaker: int, times_s: Sequence[Fraction]) -> Float32Array:
-        """What frames at these times of the output attend to in the speech of `speaker`, float32 `(n, S, D)`."""
+        """What frames at these times of the output attend to in the speech of `speaker`, float32
+        `(n, S, D)`.
+        """
         recording = self._recordings[speaker]
         return self._streams[recording].windows([time_s - recording.at_s for time_s in times_s])

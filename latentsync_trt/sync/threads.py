@@ -21,18 +21,22 @@ from latentsync_trt.types import Frame, StageTime
 T = TypeVar("T")
 
 QUEUE_DEPTH = 4
-"""Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory."""
+"""Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little
+memory.
+"""
 
 _END = object()
 _Place = SimpleQueue[tuple[Any, BaseException | None]]
 
-# After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than most calls take.
+# After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than
+# most calls take.
 _SWITCH_INTERVAL_S = 0.0001
 
 
 def tune_process() -> None:
-    """Sets what suits a process that only runs stages, with which OpenCV's own threads compete. An H200 painted 55
-    instead of 42 frames/s at 256 px with an interval of 0.5 ms, and 92 to 97 instead of 87 to 90 with one of 0.1 ms.
+    """Sets what suits a process that only runs stages, with which OpenCV's own threads compete. An
+    H200 painted 55 instead of 42 frames/s at 256 px with an interval of 0.5 ms, and 92 to 97
+    instead of 87 to 90 with one of 0.1 ms.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     cv2.setNumThreads(1)
@@ -48,13 +52,18 @@ def prefetch(
     on_stop: Callable[[], object] = lambda: None,
     on_wait: Callable[[], object] = lambda: None,
 ) -> Generator[Any, None, None]:
-    """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now on.
+    """Runs `source` in threads, one at a time, and `change`, side by side, of each item, from now
+    on.
 
-    Yields results in the order of `source`, and raises what either raised. At most `depth + 1` items are being made or
-    wait. Closing this generator calls `on_stop`, as an error does, waits for those being made, and closes `source`.
-    `on_wait` is called several times a second by who waits for a result; an error of it is raised there.
+    Yields results in the order of `source`, and raises what either raised. At most `depth + 1`
+    items are being made or wait. Closing this generator calls `on_stop`, as an error does, waits
+    for those being made, and closes `source`. `on_wait` is called several times a second by who
+    waits for a result; an error of it is raised there.
     """
-    room, places, taking, is_open = SimpleQueue[None](), SimpleQueue[_Place](), threading.Lock(), True
+    room = SimpleQueue[None]()
+    places = SimpleQueue[_Place]()
+    taking = threading.Lock()
+    is_open = True
 
     def make() -> None:
         while room.get() is None and is_open:
@@ -69,7 +78,8 @@ def prefetch(
 
     def consume() -> Generator[Any, None, None]:
         nonlocal is_open
-        makers, ended = [threading.Thread(target=make, name=name) for _ in range(threads)], False
+        makers = [threading.Thread(target=make, name=name) for _ in range(threads)]
+        ended = False
         for _ in range(depth + 1):
             room.put(None)
         try:
@@ -92,7 +102,8 @@ def prefetch(
                 on_stop()
             for _ in makers:
                 room.put(None)
-            for maker in filter(threading.Thread.is_alive, makers):  # a signal may come before all have started
+            # a signal may come before all have started
+            for maker in filter(threading.Thread.is_alive, makers):
                 maker.join()
             source.close()
 
@@ -109,29 +120,44 @@ def _next_in(queue: SimpleQueue[T], on_wait: Callable[[], object]) -> T:
 
 
 class ClipStages:
-    """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and those after it.
+    """The stages of one clip: `prefetch_frames` runs those before painting, `prefetch` painting and
+    those after it.
 
-    Where one fails or is closed, no more frames enter; in painting or after it, painting is canceled, too. What fails
-    before painting is raised after the frames before it, which are painted.
+    Where one fails or is closed, no more frames enter; in painting or after it, painting is
+    canceled, too. What fails before painting is raised after the frames before it, which are
+    painted.
 
-    A frame may enter where all those on their way could be held back: `held_frames` to complete windows (of them
-    `spare_frames` for several), those of `first_s` seconds to fade, and those of `last_s` seconds to bridge gaps.
-    `on_disk`: the pictures of frames are kept there, and fewer items wait between stages.
+    A frame may enter where all those on their way could be held back: `held_frames` to complete
+    windows (of them `spare_frames` for several), those of `first_s` seconds to fade, and those of
+    `last_s` seconds to bridge gaps. `on_disk`: the pictures of frames are kept there, and fewer
+    items wait between stages.
     """
 
     def __init__(
-        self, held_frames: int, spare_frames: int, first_s: Fraction, last_s: Fraction, *, on_disk: bool = False
+        self,
+        held_frames: int,
+        spare_frames: int,
+        first_s: Fraction,
+        last_s: Fraction,
+        *,
+        on_disk: bool = False,
     ) -> None:
-        self.spare_frames, self.on_disk = spare_frames, on_disk
-        self._ended, self._canceled = threading.Event(), threading.Event()
-        self._held_frames, self._first_s, self._last_s = held_frames, first_s, last_s
+        self.spare_frames = spare_frames
+        self.on_disk = on_disk
+        self._ended = threading.Event()
+        self._canceled = threading.Event()
+        self._held_frames = held_frames
+        self._first_s = first_s
+        self._last_s = last_s
         self._times_s: deque[Fraction] = deque()
         self._changed = threading.Condition()
         depth = 0 if on_disk else QUEUE_DEPTH
         self.prefetch_frames = partial(prefetch, depth=depth, on_stop=self._ended.set)
         self.prefetch = partial(prefetch, depth=depth, on_stop=self._canceled.set)
 
-    def entering(self, frames: Iterator[Frame], clock: "StageClock") -> Generator[Frame, None, None]:
+    def entering(
+        self, frames: Iterator[Frame], clock: "StageClock"
+    ) -> Generator[Frame, None, None]:
         """The same frames; each waits for room before it is read, which `clock` measures."""
         while True:
             with self._changed:
@@ -172,7 +198,8 @@ class StageClock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._busy_s, self._frames = defaultdict[str, float](float), defaultdict[str, int](int)
+        self._busy_s = defaultdict[str, float](float)
+        self._frames = defaultdict[str, int](int)
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
@@ -188,4 +215,7 @@ class StageClock:
     def times(self) -> tuple[StageTime, ...]:
         """The sums so far, in the order in which stages first ran."""
         with self._lock:
-            return tuple(StageTime(stage, busy_s, self._frames[stage]) for stage, busy_s in self._busy_s.items())
+            return tuple(
+                StageTime(stage, busy_s, self._frames[stage])
+                for stage, busy_s in self._busy_s.items()
+            )

@@ -1,5 +1,6 @@
-"""Gathers aligned faces into windows of F frames for the networks, and paints the mouths of a window: encode, denoise,
-decode."""
+"""Gathers aligned faces into windows of F frames for the networks, and paints the mouths of a
+window: encode, denoise, decode.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
@@ -32,15 +33,20 @@ in one stream than in two: lips follow more closely, and flicker less."""
 
 
 def streams_at(frames_per_s: Fraction | None) -> int:
-    """Into how many interleaved streams a track is split, so that each has a rate near the model's: 1 up to 41/s."""
-    return 1 if frames_per_s is None else max(1, round(frames_per_s / _STREAM_FPS))
+    """Into how many interleaved streams a track is split, so that each has a rate near the model's:
+    1 up to 41/s.
+    """
+    if frames_per_s is None:
+        return 1
+    return max(1, round(frames_per_s / _STREAM_FPS))
 
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
     """F frames for the network; the results at the positions `used` are new.
 
-    The others only fill the window: frames of the previous window, or mirrored ones, each with its own audio.
+    The others only fill the window: frames of the previous window, or mirrored ones, each with its
+    own audio.
     """
 
     items: tuple[T, ...]
@@ -54,13 +60,15 @@ Group = list[Window[Target]]
 class WindowPlanner(Generic[T]):
     """Returns a window of `frames` as soon as it is complete.
 
-    A track is a run of frames without a gap. Frame n of a track belongs to its stream n modulo `streams`; windows are
-    cut from one stream. Leftover frames get a window that is shifted back over frames already used, or, in a stream
-    shorter than a window, mirrored in time (a b c → a b c b a b …).
+    A track is a run of frames without a gap. Frame n of a track belongs to its stream n modulo
+    `streams`; windows are cut from one stream. Leftover frames get a window that is shifted back
+    over frames already used, or, in a stream shorter than a window, mirrored in time (a b c → a b c
+    b a b …).
     """
 
     def __init__(self, frames: int, *, streams: int = 1) -> None:
-        self._frames, self._streams = frames, streams
+        self._frames = frames
+        self._streams = streams
         self._tracks: dict[Hashable, tuple[list[_Stream[T]], Iterator[_Stream[T]]]] = {}
 
     def push(self, items: Mapping[Hashable, T]) -> list[Window[T]]:
@@ -69,7 +77,12 @@ class WindowPlanner(Generic[T]):
         Returns the windows that this completes: first those of ended tracks, each in order.
         """
         ended = [key for key in self._tracks if key not in items]
-        ready = [window for key in ended for stream in self._tracks.pop(key)[0] for window in stream.finish()]
+        ready = [
+            window
+            for key in ended
+            for stream in self._tracks.pop(key)[0]
+            for window in stream.finish()
+        ]
         for key, item in items.items():
             if key not in self._tracks:
                 streams = [_Stream[T](self._frames) for _ in range(self._streams)]
@@ -80,7 +93,9 @@ class WindowPlanner(Generic[T]):
 
 class _Stream(Generic[T]):
     def __init__(self, frames: int) -> None:
-        self._frames, self._last, self._pending = frames, deque[T](maxlen=frames), 0
+        self._frames = frames
+        self._last = deque[T](maxlen=frames)
+        self._pending = 0
 
     def push(self, item: T) -> list[Window[T]]:
         self._last.append(item)
@@ -91,7 +106,9 @@ class _Stream(Generic[T]):
         return [Window(tuple(self._last), range(self._frames))]
 
     def finish(self) -> list[Window[T]]:
-        last, frames, pending = tuple(self._last), self._frames, self._pending
+        last = tuple(self._last)
+        frames = self._frames
+        pending = self._pending
         if not pending:
             return []
         if len(last) == frames:
@@ -106,7 +123,8 @@ def gather(
 
     Args:
         frames: F, the length of a window. streams: see `WindowPlanner`.
-        frames_done: frames before this one have been written already; windows of such frames alone are left out.
+        frames_done: frames before this one have been written already; windows of such frames alone
+            are left out.
     """
     planner: WindowPlanner[Target] = WindowPlanner(frames, streams=streams)
 
@@ -126,8 +144,8 @@ def in_groups(
 ) -> Generator[FrameJob | Group, None, None]:
     """The same jobs, and up to `most` windows together, whoever's faces they show.
 
-    Fewer once frames have waited for the duration of `most` windows: without faces no window completes, and frames
-    would pile up.
+    Fewer once frames have waited for the duration of `most` windows: without faces no window
+    completes, and frames would pile up.
     """
     group: Group = []
     waited = 0
@@ -140,7 +158,8 @@ def in_groups(
                 group.append(item)
             if len(group) >= most or waited >= most * frames:
                 yield group
-                group, waited = [], 0
+                group = []
+                waited = 0
     if group:
         yield group
 
@@ -154,8 +173,9 @@ def faces_of(window: Window[Target]) -> UInt8Array:
 class Inpainter:
     """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
-    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run. `run(stage, action)`
-    returns the result of an action in the thread of that stage: all methods are to be called within it.
+    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run.
+    `run(stage, action)` returns the result of an action in the thread of that stage: all methods
+    are to be called within it.
     """
 
     codec: "VaeCodec"
@@ -166,18 +186,28 @@ class Inpainter:
     run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
 
     def encode(self, faces: UInt8Array) -> Float32Array:
-        """What the denoiser knows of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F, H, W, 3)` RGB."""
-        return conditioning(latent_mask(self.side_px), *self.codec.encode_faces(faces, mouth_mask(self.side_px)))
+        """What the denoiser knows of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F,
+        H, W, 3)` RGB.
+        """
+        return conditioning(
+            latent_mask(self.side_px), *self.codec.encode_faces(faces, mouth_mask(self.side_px))
+        )
 
     def denoise(
-        self, known: Float32Array, audio: Float32Array, on_step: Callable[[int, int], None] | None = None
+        self,
+        known: Float32Array,
+        audio: Float32Array,
+        on_step: Callable[[int, int], None] | None = None,
     ) -> Float32Array:
-        """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame, float32
-        `(F, S, D)`; `on_step` as for `diffusion.denoise`."""
+        """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame,
+        float32 `(F, S, D)`; `on_step` as for `diffusion.denoise`.
+        """
         options = self.options
         schedule = SOLVERS[options.sampling.solver](options.sampling.steps)
         window = self.noise, known, audio
-        return denoise(self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step)
+        return denoise(
+            self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step
+        )
 
     def decode(self, latents: Float32Array) -> list[UInt16Array]:
         """The faces of a window, as `VaeCodec.decode_faces` returns them."""
@@ -185,16 +215,25 @@ class Inpainter:
 
 
 def paint_window(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> list[UInt16Array]:
-    """The new faces of one window by itself, from arguments as those of `Inpainter.encode` and `Inpainter.denoise`."""
+    """The new faces of one window by itself, from arguments as those of `Inpainter.encode` and
+    `Inpainter.denoise`.
+    """
     known = inpainter.run("encode", partial(inpainter.encode, faces))
     latents = inpainter.run("denoise", partial(inpainter.denoise, known, audio))
     painted: list[UInt16Array] = inpainter.run("decode", partial(inpainter.decode, latents))
     return painted
 
 
-def make_inpainter(model: "Model", options: SyncOptions, noise: Float32Array | None = None) -> Inpainter:
-    """The inpainter of an open model; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
+def make_inpainter(
+    model: "Model", options: SyncOptions, noise: Float32Array | None = None
+) -> Inpainter:
+    """The inpainter of an open model; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the
+    seed.
+    """
     side_px = resolution_of(model.bundle.manifest, options)
     latent_px = side_px // PIXELS_PER_LATENT
-    noise = initial_noise(options.seed, latent_px, latent_px) if noise is None else noise
+    if noise is None:
+        noise = initial_noise(options.seed, latent_px, latent_px)
+    else:
+        noise = noise
     return Inpainter(model.vae, model.denoiser, options, side_px, noise, model.run)

@@ -18,7 +18,9 @@ from latentsync_trt.types import Progress
 from latentsync_trt.web.jobs import COOKIE, Upload, check_speech, look_at
 from latentsync_trt.web.parts import html
 
-_SEARCHES, _SEARCH_S, _SEARCH_BYTES = 2, 120.0, 2.5e9
+_SEARCHES = 2
+_SEARCH_S = 120.0
+_SEARCH_BYTES = 2.5e9
 """Searches at once; time and memory that each may take."""
 _FILES = 2, 1.5e9, 120.0
 """The same, of checks of speech and of copies for comparison."""
@@ -38,23 +40,32 @@ class Inputs:
 
     def __init__(self, uploads: Path, limits: Limits) -> None:
         """`uploads`: the folder from which Gradio serves files."""
-        self._uploads, self._limits = uploads, limits
+        self._uploads = uploads
+        self._limits = limits
         self._searches = WeakValueDictionary[str, Upload]()
         """The latest of each browser."""
-        self.search = Pool("search for faces", _SEARCHES, min(_SEARCH_BYTES, machine_bytes() / 4), _SEARCH_S)
+        self.search = Pool(
+            "search for faces", _SEARCHES, min(_SEARCH_BYTES, machine_bytes() / 4), _SEARCH_S
+        )
         self.files = Pool("check of the file", *_FILES)
-        self.video = gr.Video(label="Video, photo or GIF", sources=["upload", "webcam"], elem_id="video")
+        self.video = gr.Video(
+            label="Video, photo or GIF", sources=["upload", "webcam"], elem_id="video"
+        )
         self.video_error = gr.HTML(html.message(), elem_id="video-error")
         gr.HTML(html.timeline(), elem_id="timeline")
         self.speech = gr.Audio(
-            label="Speech", sources=["upload", "microphone"], type="filepath", buttons=[], elem_id="speech"
+            label="Speech",
+            sources=["upload", "microphone"],
+            type="filepath",
+            buttons=[],
+            elem_id="speech",
         )
         self.speech_error = gr.HTML(html.message(), elem_id="speech-error")
         self.demo = gr.Button("Try the built-in clip", size="sm", elem_id="demo")
         self.note = gr.HTML(visible=False, elem_id="people-note")
         self.faces = gr.Gallery(
-            label="People", show_label=False, columns=8, height="auto", object_fit="cover", allow_preview=False,
-            buttons=[], interactive=False, visible=False, elem_id="faces",
+            label="People", show_label=False, columns=8, height="auto", object_fit="cover",
+            allow_preview=False, buttons=[], interactive=False, visible=False, elem_id="faces",
         )  # fmt: skip
         self.speaking = gr.Button("Whoever speaks", size="sm", visible=False, elem_id="speaking")
         self.upload = gr.State(None)
@@ -63,13 +74,26 @@ class Inputs:
         """Adds the events; returns the choice of a person, and a search for people."""
         face = options["face"]
         self._of_video = {face: "largest", options["start"]: "", options["end"]: ""}
-        changes = [self.video, self.upload, self.note, self.faces, self.speaking, self.video_error, *self._of_video]
+        changes = [
+            self.video,
+            self.upload,
+            self.note,
+            self.faces,
+            self.speaking,
+            self.video_error,
+            *self._of_video,
+        ]
         answered(self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK))
-        answered(self.speaking.click(self._choose_speaking, None, [face, self.faces, self.note], **QUICK))
+        answered(
+            self.speaking.click(self._choose_speaking, None, [face, self.faces, self.note], **QUICK)
+        )
         chosen = self.faces.select(self._choose, None, face, **QUICK)
-        self.speech.change(self._check_speech, self.speech, [self.speech, self.speech_error], **QUICK)
+        self.speech.change(
+            self._check_speech, self.speech, [self.speech, self.speech_error], **QUICK
+        )
         searched = self.video.change(
-            self._take, [self.video, self.upload, face], changes, concurrency_limit=None, trigger_mode="multiple",
+            self._take, [self.video, self.upload, face], changes,
+            concurrency_limit=None, trigger_mode="multiple",
             show_progress="hidden", api_visibility="private",
         )  # fmt: skip
         return chosen, searched
@@ -80,7 +104,8 @@ class Inputs:
 
     def show_demo(self) -> tuple[str, str]:
         folder = self._uploads / "demo"
-        video, speech = folder / "demo.mp4", folder / SPEECH.name
+        video = folder / "demo.mp4"
+        speech = folder / SPEECH.name
         if not (video.is_file() and speech.is_file()):  # at first, and when Gradio has deleted them
             folder.mkdir(exist_ok=True)
             demo_clip(folder)
@@ -110,14 +135,19 @@ class Inputs:
     async def _take(
         self, request: gr.Request, video: str | None, upload: Upload | None, face: str
     ) -> AsyncIterator[Updates]:
-        """Forgets the earlier video, finds the people of a new one, and shows a copy of what browsers cannot play."""
-        is_new = upload is None or video is None or Path(video) not in (upload.video, upload.playable)
+        """Forgets the earlier video, finds the people of a new one, and shows a copy of what
+        browsers cannot play.
+        """
+        is_new = (
+            upload is None or video is None or Path(video) not in (upload.video, upload.playable)
+        )
         if is_new and (video or upload):  # else it was taken away, and why is shown
             if upload is not None:
                 upload.state = "over"
             if video is not None and not self.has(video):
                 raise gr.Error("video: is no upload that is kept; choose it again")
-            upload, note = None, gr.HTML(visible=False)
+            upload = None
+            note = gr.HTML(visible=False)
             if video is not None:
                 upload = Upload(Path(video))
                 note = gr.HTML(html.searching(upload.progress), visible=True)
@@ -152,10 +182,18 @@ class Inputs:
         # Else asyncio logs that no one asks.
         search.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            while upload.state == "searching" and not (await asyncio.wait([search], timeout=_POLL_S))[0]:
-                yield {self.note: gr.HTML(html.searching(upload.progress), visible=True), **self._copy(upload)}
+            while (
+                upload.state == "searching"
+                and not (await asyncio.wait([search], timeout=_POLL_S))[0]
+            ):
+                yield {
+                    self.note: gr.HTML(html.searching(upload.progress), visible=True),
+                    **self._copy(upload),
+                }
             if upload.state == "replaced":
-                note = "Not searched: another video came from this browser. The largest face is used."
+                note = (
+                    "Not searched: another video came from this browser. The largest face is used."
+                )
                 yield {self.note: html.note(note)}
             if upload.state == "searching":
                 people = await search
@@ -187,14 +225,19 @@ class Inputs:
         return list(people)
 
     def _copy(self, upload: Upload) -> Updates:
-        return {} if upload.playable is None else {self.video: str(upload.playable)}
+        if upload.playable is None:
+            return {}
+        return {self.video: str(upload.playable)}
 
     def _failed(self, upload: Upload, error: LatentSyncError) -> Updates:
         """Says why no one was found; takes away what is no video."""
         text = _said(error, upload.video)
         if isinstance(error, TooLarge | ChildDied):  # a job may have what it needs
             text = f"{text}; a job takes the largest face"
-        gone = {self.video: None, self.upload: None} if isinstance(error, MediaError) else {}
+        if isinstance(error, MediaError):
+            gone = {self.video: None, self.upload: None}
+        else:
+            gone = {}
         return {self.note: gr.HTML(visible=False), self.video_error: html.message(text), **gone}
 
 

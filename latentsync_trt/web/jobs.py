@@ -28,9 +28,12 @@ from latentsync_trt.types import Progress, UInt8Array
 COOKIE = "latentsync_trt_browser"
 """Marks a browser, so that no other one gets its jobs, not even by their addresses."""
 _MOST_JOBS = 20
-_SETTINGS, _SENT, _BESIDE = "settings.json", "sent", "before"
-"""In a job's folder: the choices with which it was made, and stems of what browsers can play of the video: as it was
-sent, and at the times of the result."""
+_SETTINGS = "settings.json"
+_SENT = "sent"
+_BESIDE = "before"
+"""In a job's folder: the choices with which it was made, and stems of what browsers can play of the
+video: as it was sent, and at the times of the result.
+"""
 _DENOMINATOR = 1_000_000
 """Of exact times, at most."""
 _COPY = ".preview.mp4"
@@ -41,9 +44,9 @@ _COPY = ".preview.mp4"
 class Upload:
     """A video that a page was given, and what is known of it.
 
-    `state` of the search for its people: new, searching, replaced (by one of the same browser), over. `playable`: a
-    copy for browsers that cannot play it.
-    `built_in`: by person, whether the built-in model knows the face.
+    `state` of the search for its people: new, searching, replaced (by one of the same browser),
+    over. `playable`: a copy for browsers that cannot play it. `built_in`: by person, whether the
+    built-in model knows the face.
     """
 
     video: Path
@@ -65,7 +68,9 @@ def copy_of(video: Path) -> Path:
 
 
 def check_speech(speech: Path, limits: Limits) -> None:
-    """For a child; raises `InputError` if a recording is too long, and as `MediaError` if it cannot be read."""
+    """For a child; raises `InputError` if a recording is too long, and as `MediaError` if it cannot
+    be read.
+    """
     check_media("speech", speech, limits)
     with open_audio(speech):
         pass
@@ -76,11 +81,13 @@ def look_at(
 ) -> tuple[Tracks, list[tuple[UInt8Array, str]], list[bool]]:
     """Tracks all faces of a video, and finds who speaks when; for a child.
 
-    Before, writes a copy if not all browsers can play the video, and tells its path. Returns the tracks and, by person,
-    a portrait, uint8 `(256, 256, 3)` RGB, with a caption, and whether the built-in model knows the face.
+    Before, writes a copy if not all browsers can play the video, and tells its path. Returns the
+    tracks and, by person, a portrait, uint8 `(256, 256, 3)` RGB, with a caption, and whether the
+    built-in model knows the face.
 
     Raises:
-        MediaError: the video cannot be read. InputError: it is too long, or too large to be searched (`TooLarge`).
+        MediaError: the video cannot be read. InputError: it is too long, or too large to be
+            searched (`TooLarge`).
         NoFaceError: it shows none.
     """
     from latentsync_trt.face.detector import MediaPipeDetector
@@ -97,7 +104,9 @@ def look_at(
             if not copy.exists():
                 write_preview(video, copy)
             tell(copy)
-    people, built_in, demo = list[tuple[UInt8Array, str]](), list[bool](), read_manifest(demo_folder())
+    people = list[tuple[UInt8Array, str]]()
+    built_in = list[bool]()
+    demo = read_manifest(demo_folder())
     detector = MediaPipeDetector()
     tracks, portraits = analyze(video, detector, tell)
     for one in summaries(tracks):
@@ -112,8 +121,11 @@ def look_at(
     return with_speakers(video, tracks, open_syncnet(None))[0], people, built_in
 
 
-def submit(service: Service, settings: Mapping[str, Any], upload: Upload, browser: str) -> JobStatus:
-    """Queues a job with copies of its files, which have the same names, so that messages have them, too.
+def submit(
+    service: Service, settings: Mapping[str, Any], upload: Upload, browser: str
+) -> JobStatus:
+    """Queues a job with copies of its files, which have the same names, so that messages have them,
+    too.
 
     Args:
         settings: "files" by field, "options", "bundle", and what else `settings_of` shall return.
@@ -139,7 +151,9 @@ def submit(service: Service, settings: Mapping[str, Any], upload: Upload, browse
         (folder.parent / _SETTINGS).write_text(json.dumps(settings), "utf-8")
         if upload.tracks is not None:
             copies["faces"] = save_tracks(upload.tracks, folder / f"{job_id}.json")
-        return service.submit(job_id, Form(copies, texts, {field: path.name for field, path in files.items()}))
+        return service.submit(
+            job_id, Form(copies, texts, {field: path.name for field, path in files.items()})
+        )
 
 
 def _mark(browser: str) -> str:
@@ -149,7 +163,9 @@ def _mark(browser: str) -> str:
 
 def of_browser(service: Service, browser: str | None) -> dict[str | None, JobStatus]:
     """Returns the newest jobs of a browser by their ids, the newest first."""
-    return {job.id: job for job in service.jobs(_MOST_JOBS, label=_mark(browser))} if browser else {}
+    if browser:
+        return {job.id: job for job in service.jobs(_MOST_JOBS, label=_mark(browser))}
+    return {}
 
 
 def settings_of(service: Service, job_id: str) -> dict[str, Any]:
@@ -160,7 +176,8 @@ def settings_of(service: Service, job_id: str) -> dict[str, Any]:
 
 
 def before(service: Service, job_id: str, copies: Pool) -> Path:
-    """Returns what is shown beside a result: the same moments of the video that was sent; made at the first call.
+    """Returns what is shown beside a result: the same moments of the video that was sent; made at
+    the first call.
 
     Raises:
         LatentSyncError: as `Service.result`, or it cannot be made.
@@ -176,7 +193,9 @@ def before(service: Service, job_id: str, copies: Pool) -> Path:
 
 def _playback(settings: Mapping[str, Any], report: Mapping[str, Any]) -> Playback:
     """How a job has played its video."""
-    options, usual, length_s = settings.get("options", {}), SyncOptions(), report.get("duration_s")
+    options = settings.get("options", {})
+    usual = SyncOptions()
+    length_s = report.get("duration_s")
     fps = options.get("fps", usual.fps)
     delay_s = Fraction(report.get("picture_delay_s", 0.0)).limit_denominator(_DENOMINATOR)
     if length_s is None:  # a report of an earlier version
@@ -190,8 +209,10 @@ def _playback(settings: Mapping[str, Any], report: Mapping[str, Any]) -> Playbac
 
 
 def write_beside(video: Path, stem: Path, playback: Playback) -> Path:
-    """Makes a file that browsers can play, with the pictures of a video at the times of `playback`: a link where the
-    video is one. Returns its path, `stem` with a suffix. For a child; raises `LatentSyncError`."""
+    """Makes a file that browsers can play, with the pictures of a video at the times of `playback`:
+    a link where the video is one. Returns its path, `stem` with a suffix. For a child; raises
+    `LatentSyncError`.
+    """
     target = stem.with_suffix(video.suffix)
     if plays(video) and keeps_time(video, playback):
         return _copy(video, target)
@@ -202,7 +223,9 @@ def write_beside(video: Path, stem: Path, playback: Playback) -> Path:
 
 
 def _copy(path: Path, target: Path) -> Path:
-    """Links or copies a file, which is never written to, to `target` unless it exists; returns that."""
+    """Links or copies a file, which is never written to, to `target` unless it exists; returns
+    that.
+    """
     try:
         os.link(path, target)
     except FileExistsError:  # made for another request

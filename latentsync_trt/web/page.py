@@ -21,7 +21,10 @@ from latentsync_trt.web.parts import html
 _POLL_S = 1.0
 _SWEEP_S = 60
 _PREVIEW_S = 3
-_ASK = "model: the built-in one does not know this face, and the mouth will be a smear; latentsync-trt setup gets one"
+_ASK = (
+    "model: the built-in one does not know this face, and "
+    "the mouth will be a smear; latentsync-trt setup gets one"
+)
 _SHOW_JOB = """() => document.querySelector("#cancel")
   && document.querySelector(innerWidth > 760 ? "#main" : "#outputs").scrollIntoView()"""
 _SHOW_START = "() => document.querySelector('#start').focus()"
@@ -36,15 +39,26 @@ class Page:
     """The page of a service. `blocks`: its components and events."""
 
     def __init__(self, service: Service, uploads: Path, bundles: Mapping[str, str]) -> None:
-        """`uploads`: as for `Inputs`. `bundles`: folders by name, first the one that workers have open."""
-        self._service, self._bundles = service, bundles
-        self._canceling, names = set[str](), list(bundles)
+        """`uploads`: as for `Inputs`. `bundles`: folders by name, first the one that workers have
+        open.
+        """
+        self._service = service
+        self._bundles = bundles
+        self._canceling = set[str]()
+        names = list(bundles)
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
-        with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
+        with gr.Blocks(
+            title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)
+        ) as self.blocks:
             with gr.Row(elem_id="header"):
                 gr.HTML(html.header())
                 self.bundle = gr.Dropdown(
-                    names, value=names[0], label="Model", elem_id="bundle", filterable=False, interactive=len(names) > 1
+                    names,
+                    value=names[0],
+                    label="Model",
+                    elem_id="bundle",
+                    filterable=False,
+                    interactive=len(names) > 1,
                 )
                 self.model = gr.HTML(elem_id="model")
             self.demo_note = gr.HTML(visible=False, elem_id="demo-note")
@@ -53,28 +67,47 @@ class Page:
                     self.inputs = Inputs(uploads, service.limits)
                     preset = parts.controls([parts.PRESET])
                     with gr.Row(elem_id="buttons"):
-                        self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
-                        self.trial = gr.Button(f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial")
-                        self.cancel = gr.Button("Cancel", size="lg", min_width=120, visible=False, elem_id="cancel")
+                        self.start = gr.Button(
+                            "Lip-sync", variant="primary", size="lg", elem_id="start"
+                        )
+                        self.trial = gr.Button(
+                            f"Preview {_PREVIEW_S} s", size="lg", min_width=120, elem_id="trial"
+                        )
+                        self.cancel = gr.Button(
+                            "Cancel", size="lg", min_width=120, visible=False, elem_id="cancel"
+                        )
                     self.message = gr.HTML(html.message(), elem_id="message")
-                    self.anyway = gr.Button("Paint it anyway", size="sm", visible=False, elem_id="anyway")
+                    self.anyway = gr.Button(
+                        "Paint it anyway", size="sm", visible=False, elem_id="anyway"
+                    )
                 with gr.Column(scale=7, min_width=320, elem_id="outputs"):
                     self.progress = gr.HTML(html.empty(), elem_id="progress")
                     self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
                     with gr.Row(visible=False, elem_id="job-buttons") as self.job_buttons:
-                        self.again = gr.Button("Use these settings again", size="sm", elem_id="again")
+                        self.again = gr.Button(
+                            "Use these settings again", size="sm", elem_id="again"
+                        )
                         self.delete = gr.Button("Delete", size="sm", min_width=90, elem_id="delete")
             gr.Markdown("## Options", elem_id="options")
             with gr.Row(elem_classes="grid"):
                 shown = parts.controls(parts.SHOWN)
-            with gr.Accordion("More options", open=False, elem_id="more"), gr.Row(elem_classes="grid"):
+            with (
+                gr.Accordion("More options", open=False, elem_id="more"),
+                gr.Row(elem_classes="grid"),
+            ):
                 options = {**preset, **shown, **parts.controls(parts.FOLDED)}
-            self.given = {"video": self.inputs.video, "audio": self.inputs.speech, "bundle": self.bundle, **options}
+            self.given = {
+                "video": self.inputs.video,
+                "audio": self.inputs.speech,
+                "bundle": self.bundle,
+                **options,
+            }
             self.files = {"video", "audio", *parts.FILES}
             self.timer = gr.Timer(_POLL_S, active=False)
             self.kept = gr.Textbox(visible=False, elem_id="kept")
             self._connect()
-        # Else Gradio takes any path of this machine for an upload: it checks pages that it launched itself.
+        # Else Gradio takes any path of this machine for an upload: it checks pages that it launched
+        # itself.
         self.blocks.has_launched = True
         _refuse_forged(self.blocks)
         for block in self.blocks.blocks.values():
@@ -82,32 +115,70 @@ class Page:
                 _refuse_addresses(block)
 
     def _connect(self) -> None:
-        inputs, face, form = self.inputs, self.given["face"], list(self.given.values())
+        inputs = self.inputs
+        face = self.given["face"]
+        form = list(self.given.values())
         chosen, searched = inputs.connect(self.given)
-        for event in (chosen.then, searched.then, self.bundle.change, face.change, self.blocks.load):
-            event(self._warn, [inputs.upload, face, self.bundle], [self.demo_note, self.anyway], **QUICK)
-        status = [self.progress, self.cancel, self.history, self.job_buttons, self.timer, self.model]
+        for event in (
+            chosen.then,
+            searched.then,
+            self.bundle.change,
+            face.change,
+            self.blocks.load,
+        ):
+            event(
+                self._warn,
+                [inputs.upload, face, self.bundle],
+                [self.demo_note, self.anyway],
+                **QUICK,
+            )
+        status = [
+            self.progress,
+            self.cancel,
+            self.history,
+            self.job_buttons,
+            self.timer,
+            self.model,
+        ]
         for button in (self.start, self.trial, self.anyway):
-            started, name = [*status, self.message, self.anyway], gr.State(button.elem_id)
-            begun = button.click(None, None, self.progress, js=_BEGIN, **QUICK).then(js="() => page.loaded()")
-            begun = begun.then(self._start, [name, self.history, inputs.upload, *form], started, **QUICK)
+            started = [*status, self.message, self.anyway]
+            name = gr.State(button.elem_id)
+            begun = button.click(None, None, self.progress, js=_BEGIN, **QUICK).then(
+                js="() => page.loaded()"
+            )
+            begun = begun.then(
+                self._start, [name, self.history, inputs.upload, *form], started, **QUICK
+            )
             answered(begun.then(js=_SHOW_JOB))
         for event in (self.timer.tick, self.history.input):
             event(self._look, self.history, status, **QUICK)
         answered(self.cancel.click(self._cancel, self.history, status, **QUICK))
         answered(self.delete.click(self._delete, self.history, status, js=_DELETE, **QUICK))
         filled = [inputs.upload, self.message, *form]
-        answered(self.again.click(self._use_again, self.history, filled, **QUICK).then(js=_SHOW_START))
+        answered(
+            self.again.click(self._use_again, self.history, filled, **QUICK).then(js=_SHOW_START)
+        )
         self.blocks.load(self._look, None, status, **QUICK)
-        restored = self.blocks.load(self._restore, self.kept, filled, js="() => [page.kept()]", **QUICK)
+        restored = self.blocks.load(
+            self._restore, self.kept, filled, js="() => [page.kept()]", **QUICK
+        )
         restored.then(js="() => page.restores()")
-        gr.on([each.change for each in form], None, form, None, js="(...form) => page.keep(form)", **QUICK)
+        gr.on(
+            [each.change for each in form],
+            None,
+            form,
+            None,
+            js="(...form) => page.keep(form)",
+            **QUICK,
+        )
 
     def _is_demo(self, bundle: str | None) -> bool:
         return bundle is not None and self._bundles[bundle] == str(demo_folder())
 
     def _smears(self, upload: Upload | None, face: str, bundle: str | None) -> bool:
-        """Whether the built-in model would paint another face than its own, as far as the faces are known."""
+        """Whether the built-in model would paint another face than its own, as far as the faces are
+        known.
+        """
         if upload is None or not upload.built_in or not self._is_demo(bundle):
             return False
         known = {f"index:{number}": knows for number, knows in enumerate(upload.built_in)}
@@ -119,24 +190,35 @@ class Page:
         note = gr.HTML(html.demo_note(other_face=smears), visible=self._is_demo(bundle))
         return {self.demo_note: note, self.anyway: gr.Button(visible=False)}
 
-    def _start(self, request: gr.Request, button: str, shown: str | None, upload: Upload | None, *form: Any) -> Updates:
-        """Queues a job; at the button "start", asks before the built-in model paints another face than its own."""
+    def _start(
+        self, request: gr.Request, button: str, shown: str | None, upload: Upload | None, *form: Any
+    ) -> Updates:
+        """Queues a job; at the button "start", asks before the built-in model paints another face
+        than its own.
+        """
         values = dict(zip(self.given, form, strict=True))
         quiet = {self.message: html.message(), self.anyway: gr.Button(visible=False)}
         try:
             if upload is None and values["video"] and self.inputs.has(values["video"]):
-                upload = Upload(source_of(Path(values["video"])))  # the search for its people has not begun
+                # the search for its people has not begun
+                upload = Upload(source_of(Path(values["video"])))
             if upload is None or values["audio"] is None:
-                raise InputError(f"{'speech' if upload else 'video'}: is missing; choose or record one")
+                raise InputError(
+                    f"{'speech' if upload else 'video'}: is missing; choose or record one"
+                )
             if button == "start" and self._smears(upload, values["face"], values["bundle"]):
                 asked = {self.message: html.message(_ASK), self.anyway: gr.Button(visible=True)}
                 return self._look(request, shown) | asked
-            self._submit(request, values | {"video": str(upload.video)}, upload, is_trial=button == "trial")
+            self._submit(
+                request, values | {"video": str(upload.video)}, upload, is_trial=button == "trial"
+            )
         except LatentSyncError as error:
             return self._look(request, shown) | quiet | {self.message: html.message(str(error))}
         return self._look(request) | quiet
 
-    def _submit(self, request: gr.Request, values: dict[str, Any], upload: Upload, *, is_trial: bool) -> None:
+    def _submit(
+        self, request: gr.Request, values: dict[str, Any], upload: Upload, *, is_trial: bool
+    ) -> None:
         """Raises as `jobs.submit`."""
         if values["bundle"] is None:
             raise InputError("model: is missing; choose one")
@@ -170,7 +252,10 @@ class Page:
 
     def _use_again(self, request: gr.Request, shown: str | None) -> Updates:
         """Puts files and settings of a job into the form."""
-        settings = jobs.settings_of(self._service, shown) if shown and self._owns(request, shown) else {}
+        if shown and self._owns(request, shown):
+            settings = jobs.settings_of(self._service, shown)
+        else:
+            settings = {}
         if not settings:
             return {self.message: html.message("job: was deleted; choose another one")}
         return self._fill(settings["values"])
@@ -190,7 +275,9 @@ class Page:
         return self._fill(values)
 
     def _fill(self, values: Mapping[str, Any]) -> Updates:
-        """Puts values into the form; says which files are not there any longer, and leaves out what does not fit."""
+        """Puts values into the form; says which files are not there any longer, and leaves out what
+        does not fit.
+        """
         updates: Updates = {self.message: html.message()}
         gone = list[str]()
         for name, control in self.given.items():
@@ -209,7 +296,9 @@ class Page:
                 updates[self.inputs.video] = str(copy)
             updates[self.inputs.upload] = upload
         if gone:
-            updates[self.message] = html.message(f"{', '.join(gone)}: not kept any longer; choose again")
+            updates[self.message] = html.message(
+                f"{', '.join(gone)}: not kept any longer; choose again"
+            )
         return updates
 
     def _look(self, request: gr.Request, shown: str | None = None) -> Updates:
@@ -217,15 +306,21 @@ class Page:
         known = jobs.of_browser(self._service, request.cookies.get(COOKIE))
         self._canceling -= {one.id for one in known.values() if one.state not in OPEN}
         job = known.get(shown if shown in known else next(iter(known), ""))
-        problem, providers = self._service.problem(), " and ".join(self._service.providers()).replace("cpu", "CPU")
-        labels = [(parts.job_label(one, jobs.settings_of(self._service, one.id)), one.id) for one in known.values()]
+        problem = self._service.problem()
+        providers = " and ".join(self._service.providers()).replace("cpu", "CPU")
+        labels = [
+            (parts.job_label(one, jobs.settings_of(self._service, one.id)), one.id)
+            for one in known.values()
+        ]
         # What a user chooses while this is on its way stays chosen.
         choice = {} if shown in known else {"value": job and job.id}
         is_open = job is not None and job.state in OPEN
         changes = bool(problem) or any(one.state in OPEN for one in known.values())
         return {
             self.progress: str(html.empty()) if job is None else self._card(job, problem),
-            self.cancel: gr.Button(visible=is_open, interactive=job is None or job.id not in self._canceling),
+            self.cancel: gr.Button(
+                visible=is_open, interactive=job is None or job.id not in self._canceling
+            ),
             self.history: gr.Radio(labels, visible=bool(labels), **choice),
             self.job_buttons: gr.Row(visible=job is not None),
             self.timer: gr.Timer(active=changes),
@@ -234,7 +329,9 @@ class Page:
 
     def _card(self, job: JobStatus, problem: str) -> str:
         """State and result of a job."""
-        has_preview, has_page = ((self._service.folder(job.id) / name).is_file() for name in (PREVIEW, PAGE))
+        has_preview, has_page = (
+            (self._service.folder(job.id) / name).is_file() for name in (PREVIEW, PAGE)
+        )
         card = html.card(job, problem, parts.verdict(job), has_preview, job.id in self._canceling)
         if job.state == "done":
             card += html.result(f"v1/jobs/{job.id}", self._service.result(job.id)[1], has_page)
@@ -242,7 +339,9 @@ class Page:
 
 
 def _refuse_forged(blocks: gr.Blocks) -> None:
-    """Answers values that no control can have, which the page's own script does not send, without a traceback."""
+    """Answers values that no control can have, which the page's own script does not send, without a
+    traceback.
+    """
     preprocess = blocks.preprocess_data
     process = blocks.process_api
 

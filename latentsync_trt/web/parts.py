@@ -1,4 +1,6 @@
-"""What the page consists of: HTML, and controls for the fields of `SyncOptions`, as these declare them."""
+"""What the page consists of: HTML, and controls for the fields of `SyncOptions`, as these declare
+them.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +19,20 @@ from latentsync_trt.option_fields import choices_of, file_fields, from_values
 from latentsync_trt.serve.service import JobStatus
 
 PRESET = "preset"
-SHOWN = ["guidance", "silence", "length", "extend", "start", "end", "offset", "fps", "codec", "crf", "mark", "report"]
+SHOWN = [
+    "guidance",
+    "silence",
+    "length",
+    "extend",
+    "start",
+    "end",
+    "offset",
+    "fps",
+    "codec",
+    "crf",
+    "mark",
+    "report",
+]
 """Always visible; others are folded."""
 _LEFT_OUT = ("preview_s", "faces", "overwrite", "resume", "speaker", "turns")
 """`preview_s` has a button, and `faces` are those that the page found."""
@@ -34,7 +49,10 @@ _LABELS = {
     "report": "Page with measures",
 }
 """Where the field's name says too little."""
-_PRESET_HELP = "Quality looks best and takes twice as long as balanced; fast takes half as long, and draft a third."
+_PRESET_HELP = (
+    "Quality looks best and takes twice as long as "
+    "balanced; fast takes half as long, and draft a third."
+)
 FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -43,7 +61,8 @@ _pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds
 _hints = get_type_hints(SyncOptions)
 _specs = {spec.name: spec for spec in fields(SyncOptions) if spec.name not in _LEFT_OUT}
 _defaults = {
-    name: "" if spec.default is None and choices_of(_hints[name]) else spec.default for name, spec in _specs.items()
+    name: "" if spec.default is None and choices_of(_hints[name]) else spec.default
+    for name, spec in _specs.items()
 } | {"report": False}
 FOLDED = [name for name in _specs if name not in (PRESET, *SHOWN)]
 
@@ -54,19 +73,28 @@ def controls(names: Iterable[str]) -> dict[str, Any]:
 
 
 def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns options that are not at their defaults, and the files among them, from the values of controls."""
-    given = {name: values[name] for name, default in _defaults.items() if values.get(name) not in (None, "", default)}
+    """Returns options that are not at their defaults, and the files among them, from the values of
+    controls.
+    """
+    given = {
+        name: values[name]
+        for name, default in _defaults.items()
+        if values.get(name) not in (None, "", default)
+    }
     files = {name: given.pop(name) for name in FILES & given.keys()}
     return given, files
 
 
 def _control(spec: Field[Any]) -> Any:
-    info, hint = without_flags(spec.metadata["help"]), _hints[spec.name]
+    info = without_flags(spec.metadata["help"])
+    hint = _hints[spec.name]
     common: dict[str, Any] = {"label": _label(spec.name), "info": info, "min_width": 200}
     common["elem_id"] = f"option-{spec.name}"
     if spec.name == PRESET:
         presets = [(name.capitalize(), name) for name in choices_of(hint)]
-        return gr.Radio(presets, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP)
+        return gr.Radio(
+            presets, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP
+        )
     if spec.name in FILES:
         with gr.Column(min_width=200, elem_classes="file"):
             gr.Markdown(common.pop("info"), elem_classes="caption")
@@ -75,7 +103,9 @@ def _control(spec: Field[Any]) -> Any:
         return gr.Checkbox(_defaults[spec.name], **common)
     if choices := choices_of(hint):
         unset = [("default", "")] if NoneType in get_args(hint) else []
-        return gr.Dropdown([*unset, *choices], value=_defaults[spec.name], filterable=False, **common)
+        return gr.Dropdown(
+            [*unset, *choices], value=_defaults[spec.name], filterable=False, **common
+        )
     common["placeholder"] = spec.metadata.get("metavar", "").lower()
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
@@ -85,7 +115,9 @@ def _control(spec: Field[Any]) -> Any:
 
 def without_flags(text: str) -> str:
     """Returns a text of the command line with the labels of controls in place of flags."""
-    return _FLAG.sub(lambda flag: _label(flag[2].replace("-", "_")).partition(" (")[0], text).replace("`", "")
+    return _FLAG.sub(
+        lambda flag: _label(flag[2].replace("-", "_")).partition(" (")[0], text
+    ).replace("`", "")
 
 
 def _label(option: str) -> str:
@@ -111,17 +143,31 @@ def fits(control: Any, value: Any) -> bool:
 def job_label(job: JobStatus, settings: Mapping[str, Any]) -> str:
     """Returns the line of a job in the list: what tells it from others, and its state."""
     at = datetime.fromtimestamp(job.created_s).astimezone()
-    day = "" if at.date() == datetime.now().astimezone().date() else f"{at:%b} {at.day}, "
-    what = [settings.get("values", {}).get(PRESET), "preview" if "preview_s" in settings.get("options", {}) else ""]
-    return " · ".join(filter(None, [job.files.get("video"), *what, f"{day}{at:%H:%M:%S}", job.state]))
+    if at.date() == datetime.now().astimezone().date():
+        day = ""
+    else:
+        day = f"{at:%b} {at.day}, "
+    what = [
+        settings.get("values", {}).get(PRESET),
+        "preview" if "preview_s" in settings.get("options", {}) else "",
+    ]
+    return " · ".join(
+        filter(None, [job.files.get("video"), *what, f"{day}{at:%H:%M:%S}", job.state])
+    )
 
 
 def verdict(job: JobStatus) -> dict[str, str]:
-    """Returns whether the lips of a result follow the speech, and how that looks; empty where it was not measured."""
+    """Returns whether the lips of a result follow the speech, and how that looks; empty where it
+    was not measured.
+    """
     try:
         measures = from_values(Measures, (job.report or {}).get("quality"), "quality")
     except ValueError:  # nothing was measured, or by another version
         return {}
-    text, kinds = str(measures), {each.verdict for each in measures.lips}
-    look = "doubt" if measures.alarm or "weak" in kinds else "open" if "cannot tell" in kinds else "follows"
+    text = str(measures)
+    kinds = {each.verdict for each in measures.lips}
+    if measures.alarm or "weak" in kinds:
+        look = "doubt"
+    else:
+        look = "open" if "cannot tell" in kinds else "follows"
     return {"look": look, "text": text[:1].upper() + text[1:]}

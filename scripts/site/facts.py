@@ -2,8 +2,9 @@
 
     python scripts/site/facts.py      # writes them into README.md and docs/
 
-A number stands before the comment with its name, as `21.6<!-- sync_512_s --> s`; a table between `<!-- table: clip -->`
-and `<!-- /table -->`. The site is built with the rows' values, and a test compares those in the files.
+A number stands before the comment with its name, as `21.6<!-- sync_512_s --> s`; a table between
+`<!-- table: clip -->` and `<!-- /table -->`. The site is built with the rows' values, and a test
+compares those in the files.
 """
 
 import json
@@ -23,7 +24,9 @@ from latentsync_trt.runtime.providers.table import CUDA
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-CLIP, PRESET_CLIPS, START = "sync-cuda-h200-start", "sync-cuda-h100-presets", "sync-cuda-h100-start"
+CLIP = "sync-cuda-h200-start"
+PRESET_CLIPS = "sync-cuda-h100-presets"
+START = "sync-cuda-h100-start"
 """Rows of whole clips: today's speed, that by preset, and memory."""
 TWO_GPUS = "batch-cuda-h200-x2-512"
 """Rows of many clips on two cards."""
@@ -45,7 +48,9 @@ WEIGHT_BYTES = {
     "vae.weights": 2 * 83_700_000,
     "audio_encoder.weights": 2 * 8_200_000,
 }
-"""Of the published networks in float16, with the kernels and parts that the CUDA variant stores besides."""
+"""Of the published networks in float16, with the kernels and parts that the CUDA variant stores
+besides.
+"""
 
 _NUMBER = re.compile(r"[\d.,]*(<!-- ([a-z]\w+) -->)")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -59,9 +64,14 @@ class Rows:
 
     def value(self, name: str, *keys: str | int | dict[str, Any]) -> Any:
         """What the keys lead to; a dict is the first entry of a list that has its items."""
-        found = self.used.setdefault(name, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+        found = self.used.setdefault(
+            name, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        )
         for key in keys:
-            found = next(row for row in found if key.items() <= row.items()) if isinstance(key, dict) else found[key]
+            if isinstance(key, dict):
+                found = next(row for row in found if key.items() <= row.items())
+            else:
+                found = found[key]
         return found
 
     def number(self, name: str, *keys: str | int | dict[str, Any]) -> float:
@@ -85,7 +95,9 @@ class Rows:
         return self.number(name, "rows", row, "memory", "device_bytes") / 1e9
 
     def batch_pace(self, workers: str) -> float:
-        """Seconds of video per second in a batch of one or two workers, a GPU each, after start-up."""
+        """Seconds of video per second in a batch of one or two workers, a GPU each, after
+        start-up.
+        """
         return self.number(TWO_GPUS, f"sixteen_clips_{workers}", "summary", "frames_per_s") / FPS
 
     def clip(self, key: str, size_px: int) -> float:
@@ -93,16 +105,24 @@ class Rows:
         return self.number(CLIP, "rows", {"resolution_px": size_px}, key)
 
     def seconds(self, preset: PresetName, size_px: int, card: str) -> float | None:
-        """GPU seconds for a second of video, of whole clips or one window; None where no row has them."""
+        """GPU seconds for a second of video, of whole clips or one window; None where no row has
+        them.
+        """
         if preset in CLIP_PRESETS:
             name = {"h100": PRESET_CLIPS, "h200": CLIP}[card]
-            pace = self.get(name, "rows", {"resolution_px": size_px, "preset": preset}, "frames_per_s")
-            return None if pace is None else FPS / pace
+            pace = self.get(
+                name, "rows", {"resolution_px": size_px, "preset": preset}, "frames_per_s"
+            )
+            if pace is None:
+                return None
+            return FPS / pace
         if card != "h100":
             return None
         row = {"case": "one window", "preset": preset}
         window_ms = self.get(f"bench-cuda-h100-{size_px}", "rows", row, "time", "median_ms")
-        return None if window_ms is None else window_ms / WINDOW_MS
+        if window_ms is None:
+            return None
+        return window_ms / WINDOW_MS
 
     def peak_gb(self, size_px: int) -> float:
         """Peak of GPU memory in a run at full speed."""
@@ -112,11 +132,20 @@ class Rows:
         """Hardware, versions and links to the rows, as HTML."""
         about = [rows.get("environment", rows) for rows in self.used.values()]
         cards = {each.get("gpu") or each.get("gpus", [each.get("cpu", "")])[0] for each in about}
-        versions = {f"ONNX Runtime {each['onnxruntime']}" for each in about if "onnxruntime" in each}
-        versions |= {f"TensorRT for RTX {each['tensorrt_rtx']}" for each in about if "tensorrt_rtx" in each}
-        versions |= {f"PyTorch {each['torch']}" for each in about if "pytorch" in each.get("command", "")}
+        versions = {
+            f"ONNX Runtime {each['onnxruntime']}" for each in about if "onnxruntime" in each
+        }
+        versions |= {
+            f"TensorRT for RTX {each['tensorrt_rtx']}" for each in about if "tensorrt_rtx" in each
+        }
+        versions |= {
+            f"PyTorch {each['torch']}" for each in about if "pytorch" in each.get("command", "")
+        }
         links = (f'<a href="benchmarks/{name}.json">{name}</a>' for name in self.used)
-        return f"{', '.join(sorted(filter(None, cards)))}; {', '.join(sorted(versions))}. Rows: {', '.join(links)}."
+        return (
+            f"{', '.join(sorted(filter(None, cards)))}; "
+            f"{', '.join(sorted(versions))}. Rows: {', '.join(links)}."
+        )
 
 
 def card() -> str:
@@ -139,15 +168,24 @@ def facts() -> dict[str, str]:
         "export_cpu_gb": (model._MEMORY_BYTES["fp32"] / 1e9, 1),
         "run_cpu_gb": (rows.number("install-cpu", "full_size", "peak_host_bytes") / 1e9, 1),
         "least_512_gb": (_least_free_gb(rows), 1),
-        "least_256_gb": (rows.number("sync-cuda-h200-256-fp16-low-memory-5gb-free", "free_device_gb"), 1),
+        "least_256_gb": (
+            rows.number("sync-cuda-h200-256-fp16-low-memory-5gb-free", "free_device_gb"),
+            1,
+        ),
         "download_gb": (rows.number("install-cpu", "downloaded_gb"), 1),
         "install_gb": (rows.number("install-cpu", "installed_gb"), 1),
         "demo_s": (rows.number("install-cpu", "rows", 0, "make_demo_s"), 0),
         "size_times": (rows.clip("denoise_step_ms", 512) / rows.clip("denoise_step_ms", 256), 1),
-        "dynamic_times": (_step_ms(rows, "256-512 px, dynamic") / _step_ms(rows, "static, CUDA form"), 1),
+        "dynamic_times": (
+            _step_ms(rows, "256-512 px, dynamic") / _step_ms(rows, "static, CUDA form"),
+            1,
+        ),
         "variants_apart": (_largest_difference(rows), 4),
         "live_loop_gb": (rows.number(LIVE, "rows", 0, "loop_mb") / 1e3, 1),
-        "balanced_db": (rows.number("fidelity-demo", "rungs", {"variant": _BALANCED}, "psnr_db"), 0),
+        "balanced_db": (
+            rows.number("fidelity-demo", "rungs", {"variant": _BALANCED}, "psnr_db"),
+            0,
+        ),
         "int8_gpu_s": (rows.number("calibrate-cuda-h100", 1, "seconds"), 0),
         "int8_gpu_gb": (rows.number("calibrate-cuda-h100", 1, "peak_device_bytes") / 1e9, 1),
         "int8_cpu_min": (rows.number("calibrate-cpu-full", 2, "seconds") / 60, 0),
@@ -161,7 +199,10 @@ def facts() -> dict[str, str]:
             f"pace_{size_px}": (pace, 1 if size_px == 512 else 0),
             f"peak_{size_px}_gb": (rows.peak_gb(size_px), 1),
             f"turns_{size_px}_gb": (rows.window_gb(f"bench-cuda-h100-{size_px}"), 1),
-            f"full_{size_px}_gb": (_needed_gb(size_px, pipelined=True, recorded=_RECORDED[size_px]), 1),
+            f"full_{size_px}_gb": (
+                _needed_gb(size_px, pipelined=True, recorded=_RECORDED[size_px]),
+                1,
+            ),
         }
     return {name: f"{number:.{digits}f}" for name, (number, digits) in found.items()}
 
@@ -169,7 +210,9 @@ def facts() -> dict[str, str]:
 def _least_free_gb(rows: Rows) -> float:
     """The least free memory with which a run at 512 px came to its end."""
     name = "sync-cuda-h200-512-short-of-memory"
-    return rows.number(name, "rows", {"graph_form": "auto, --low-memory", "free_gb": 6.8}, "free_gb")
+    return rows.number(
+        name, "rows", {"graph_form": "auto, --low-memory", "free_gb": 6.8}, "free_gb"
+    )
 
 
 def _step_ms(rows: Rows, bundle: str) -> float:
@@ -188,25 +231,46 @@ def _largest_difference(rows: Rows) -> float:
 def _manifest() -> Any:
     """Of the published networks in float16."""
     small = Bundle.load(demo_folder(), verify=False).manifest
-    files = {name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes)) for name, entry in small.files.items()}
+    files = {
+        name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes))
+        for name, entry in small.files.items()
+    }
     unet = {**small.unet, "widths": [320, 640, 1280, 1280]}
-    graphs = {name: replace(graph, forms={"cuda": graph.file}) for name, graph in small.graphs.items()}
+    graphs = {
+        name: replace(graph, forms={"cuda": graph.file}) for name, graph in small.graphs.items()
+    }
     return replace(small, frames=16, precision="fp16", unet=unet, files=files, graphs=graphs)
 
 
 def _needed_gb(size_px: int, **how: bool) -> float:
     """Free GPU memory from which on a run works in this way."""
-    return needed_bytes(replace(_manifest(), resolution_px=size_px), provider=CUDA, variant="cuda", **how) / 1e9
+    return (
+        needed_bytes(
+            replace(_manifest(), resolution_px=size_px), provider=CUDA, variant="cuda", **how
+        )
+        / 1e9
+    )
 
 
 def clip_table() -> str:
     """Speed of whole clips, and of a step beside PyTorch."""
-    rows, known, sizes = Rows(), facts(), (512, 256)
-    eager = [rows.number(CLIP, "pytorch_eager", {"resolution_px": size}, "denoise_step_ms") for size in sizes]
+    rows = Rows()
+    known = facts()
+    sizes = (512, 256)
+    eager = [
+        rows.number(CLIP, "pytorch_eager", {"resolution_px": size}, "denoise_step_ms")
+        for size in sizes
+    ]
     return _table(
         (f"one {card()}, `--preset fast`", "512 px (1.6)", "256 px (1.5)"),
-        (f"a clip of {known['clip_s']} s, the whole command", *(f"{known[f'sync_{size}_s']} s" for size in sizes)),
-        ("first window painted, from the start of the command", *(f"{known[f'first_{size}_s']} s" for size in sizes)),
+        (
+            f"a clip of {known['clip_s']} s, the whole command",
+            *(f"{known[f'sync_{size}_s']} s" for size in sizes),
+        ),
+        (
+            "first window painted, from the start of the command",
+            *(f"{known[f'first_{size}_s']} s" for size in sizes),
+        ),
         ("frames per second while it paints", *(known[f"pace_{size}"] for size in sizes)),
         ("one denoising step", *(f"{rows.clip('denoise_step_ms', size):.1f} ms" for size in sizes)),
         ("… in PyTorch, eager", *(f"{each:.0f} ms" for each in eager)),
@@ -215,7 +279,8 @@ def clip_table() -> str:
 
 def seconds_table() -> str:
     """GPU seconds for a second of video."""
-    rows, cards = Rows(), [(size_px, card) for size_px in (512, 256) for card in ("h100", "h200")]
+    rows = Rows()
+    cards = [(size_px, card) for size_px in (512, 256) for card in ("h100", "h200")]
     lines = []
     for preset in PRESETS:
         found = [rows.seconds(preset, *each) for each in cards]
@@ -226,7 +291,8 @@ def seconds_table() -> str:
 
 def memory_table() -> str:
     """What a run does with the GPU memory that it finds free."""
-    known, sizes = facts(), (512, 256)
+    known = facts()
+    sizes = (512, 256)
     full = [f"{known[f'full_{size_px}_gb']} GB" for size_px in sizes]
     turns = [f"{_needed_gb(size_px):.1f} GB" for size_px in sizes]
     least = f"{known['least_512_gb']} and {known['least_256_gb']} GB free were enough"
@@ -234,11 +300,21 @@ def memory_table() -> str:
         ("free at 512 px", "at 256 px", "what a run does", "GB in use, measured"),
         (
             *full,
-            "a window is encoded and another decoded while a third is denoised; at 256 px steps replay CUDA graphs",
+            "a window is encoded and another decoded while a "
+            "third is denoised; at 256 px steps replay CUDA graphs",
             f"{known['peak_512_gb']}; {known['peak_256_gb']}",
         ),
-        (*turns, "windows pass the networks in turn", f"{known['turns_512_gb']}; {known['turns_256_gb']}"),
-        ("less", "less", f"one network at a time is on the GPU, as with `--low-memory`: {least}", ""),
+        (
+            *turns,
+            "windows pass the networks in turn",
+            f"{known['turns_512_gb']}; {known['turns_256_gb']}",
+        ),
+        (
+            "less",
+            "less",
+            f"one network at a time is on the GPU, as with `--low-memory`: {least}",
+            "",
+        ),
     )
 
 
@@ -269,12 +345,18 @@ def cost_table() -> str:
 
 
 def live_table() -> str:
-    """Seconds from speech to its picture, by what is painted at once, and sessions beside one another."""
+    """Seconds from speech to its picture, by what is painted at once, and sessions beside one
+    another.
+    """
     rows = Rows().value(LIVE, "rows")
     lines = []
     for size_px, frames, hop in ((512, 16, 16), (512, 8, 8), (256, 16, 8), (256, 16, 4)):
         case = {"resolution_px": size_px, "frames": frames, "hop": hop, "picture_px": [1080, 1920]}
-        found = {row["speech"]: row for row in rows if case.items() <= row.items() and row["plan"]["steps"] > 2}
+        found = {
+            row["speech"]: row
+            for row in rows
+            if case.items() <= row.items() and row["plan"]["steps"] > 2
+        }
         delays_ms = (found[speech]["delay_ms"] for speech in ("microphone", "tts"))
         cells = (f"{delay['p50'] / 1000:.2f}, {delay['p99'] / 1000:.2f}" for delay in delays_ms)
         label = f"{size_px} px, windows of {frames}, `--hop {hop}`"
@@ -283,17 +365,25 @@ def live_table() -> str:
 
 
 def eight_bits_table() -> str:
-    """What 8 bits change in faces and lips of the built-in model, and in engines of the published size."""
-    rows, kinds = Rows(), ("int8", "fp8")
+    """What 8 bits change in faces and lips of the built-in model, and in engines of the published
+    size.
+    """
+    rows = Rows()
+    kinds = ("int8", "fp8")
 
     def clip(kind: str, *keys: str | dict[str, Any]) -> float:
         return rows.number(f"compare-demo-{kind}", "clips", 0, *keys)
 
     def engine(kind: str) -> str:
-        bytes_ = rows.number(f"check-full-{kind}-512", "graphs", {"graph": "denoise_step"}, "engine_bytes")
+        bytes_ = rows.number(
+            f"check-full-{kind}-512", "graphs", {"graph": "denoise_step"}, "engine_bytes"
+        )
         return f"{bytes_ / 1e9:.2f} GB"
 
-    openings = (clip("int8", "lips", "a", "opening"), *(clip(kind, "lips", "b", "opening") for kind in kinds))
+    openings = (
+        clip("int8", "lips", "a", "opening"),
+        *(clip(kind, "lips", "b", "opening") for kind in kinds),
+    )
     return _table(
         ("", "float16", "INT8", "FP8"),
         (
@@ -307,11 +397,15 @@ def eight_bits_table() -> str:
 
 
 def built_in_table() -> str:
-    """How the built-in model does on held-out sentences: the shipped one, and one that was trained again."""
+    """How the built-in model does on held-out sentences: the shipped one, and one that was trained
+    again.
+    """
     found = [Rows().value(name) for name in ("demo-held-out", "demo-held-out-script")]
 
     def means(key: str, scale: float = 1.0, unit: str = "") -> tuple[str, ...]:
-        return tuple(f"{scale * sum(row[key] for row in rows) / len(rows):.3g}{unit}" for rows in found)
+        return tuple(
+            f"{scale * sum(row[key] for row in rows) / len(rows):.3g}{unit}" for rows in found
+        )
 
     return _table(
         ("", "goal", "shipped", "trained again"),
@@ -328,7 +422,10 @@ def _table(head: tuple[str, ...], *lines: tuple[str, ...]) -> str:
     """A Markdown table; columns of short cells are aligned to the right."""
     short = [max(len(line[column]) for line in lines) <= 10 for column in range(len(head))]
     rule = tuple("---:" if each else "---" for each in short)
-    return "".join(f"|{''.join(f' {cell} |' if cell else ' |' for cell in line)}\n" for line in (head, rule, *lines))
+    return "".join(
+        f"|{''.join(f' {cell} |' if cell else ' |' for cell in line)}\n"
+        for line in (head, rule, *lines)
+    )
 
 
 _TABLES = {
@@ -343,7 +440,9 @@ _TABLES = {
 
 
 def updated(text: str) -> str:
-    """A page with the numbers and tables of today's rows. Raises `KeyError` for a name that does not exist."""
+    """A page with the numbers and tables of today's rows. Raises `KeyError` for a name that does
+    not exist.
+    """
     text = _TABLE.sub(lambda found: f"{found[1]}\n{_TABLES[found[2]]()}\n{found[3]}", text)
     return _NUMBER.sub(lambda found: facts()[found[2]] + found[1], text)
 

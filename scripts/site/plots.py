@@ -11,7 +11,9 @@ from latentsync_trt.config import PRESETS
 
 INK = "#010203"
 """Replaced by the page's text color, which changes with its palette."""
-TEAL, ORANGE, GRAY = "#00897b", "#fb8c00", "#8e8e93"
+TEAL = "#00897b"
+ORANGE = "#fb8c00"
+GRAY = "#8e8e93"
 
 Bar = tuple[str, str, float]
 """Label, color, value."""
@@ -31,7 +33,8 @@ def speed(rows: Rows) -> dict[str, list[Bar]]:
 
 def pytorch(rows: Rows) -> dict[str, list[Bar]]:
     """The same networks in PyTorch and here, on one card."""
-    panels, size = {}, {"resolution_px": 512}
+    panels = {}
+    size = {"resolution_px": 512}
     for graph, title in {
         "denoise_step": "full denoising step, ms",
         "vae_encoder": "VAE encoder, 4 pictures, ms",
@@ -46,7 +49,10 @@ def pytorch(rows: Rows) -> dict[str, list[Bar]]:
 
 def gpus(rows: Rows) -> dict[str, list[Bar]]:
     """Pace of a batch with one and with two GPUs."""
-    bars = [("1 GPU", TEAL, rows.batch_pace("one_worker")), ("2 GPUs", ORANGE, rows.batch_pace("two_workers"))]
+    bars = [
+        ("1 GPU", TEAL, rows.batch_pace("one_worker")),
+        ("2 GPUs", ORANGE, rows.batch_pace("two_workers")),
+    ]
     return {"batch of 16 clips, 8 steps, 3 full: seconds of video per second": bars}
 
 
@@ -55,7 +61,9 @@ def memory(rows: Rows) -> dict[str, list[Bar]]:
     bars = []
     for size in (512, 256):
         bars.append((f"{size} px, full speed", TEAL, rows.peak_gb(size)))
-        bars.append((f"{size} px, networks in turn", ORANGE, rows.window_gb(f"bench-cuda-h100-{size}")))
+        bars.append(
+            (f"{size} px, networks in turn", ORANGE, rows.window_gb(f"bench-cuda-h100-{size}"))
+        )
     return {"GB of GPU memory at the peak": bars}
 
 
@@ -64,12 +72,23 @@ def eight_bits(rows: Rows) -> dict[str, list[Bar]]:
     step = "graphs", {"graph": "denoise_step"}, "engine_bytes"
     face = "clips", 0, "areas", {"area": "face"}, "psnr_db"
     kinds = (("float16", GRAY, "fp16"), ("INT8", TEAL, "int8"), ("FP8", ORANGE, "fp8"))
-    sizes = [(label, color, rows.number(f"check-full-{key}-512", *step) / 1e9) for label, color, key in kinds]
-    faces = [(label, color, rows.number(f"compare-demo-{key}", *face)) for label, color, key in kinds[1:]]
+    sizes = [
+        (label, color, rows.number(f"check-full-{key}-512", *step) / 1e9)
+        for label, color, key in kinds
+    ]
+    faces = [
+        (label, color, rows.number(f"compare-demo-{key}", *face)) for label, color, key in kinds[1:]
+    ]
     return {"GB of a full step's engine, 512 px": sizes, "PSNR of faces against float16, dB": faces}
 
 
-PLOTS = {"speed": speed, "pytorch": pytorch, "gpus": gpus, "memory": memory, "eight-bits": eight_bits}
+PLOTS = {
+    "speed": speed,
+    "pytorch": pytorch,
+    "gpus": gpus,
+    "memory": memory,
+    "eight-bits": eight_bits,
+}
 OWN_SCALES = ("pytorch", "eight-bits")
 """Plots whose panels have different units or ranges."""
 
@@ -87,18 +106,25 @@ def numbers() -> str:
     found = {
         f"{known['pace_512']} frames/s": f"painted at 512 px on one {card()}, with --preset fast",
         f"{known['eager_times']}×": "as fast as PyTorch without torch.compile, on the same card",
-        f"{known['least_512_gb']} GB": f"of GPU memory is enough at 512 px; {known['full_512_gb']} for full speed",
+        f"{known['least_512_gb']} GB": "of GPU memory is enough at 512 px; "
+        f"{known['full_512_gb']} for full speed",
         f"{known['gpus_times']}×": "as many clips with a second GPU",
     }
-    return "".join(f"<div><b>{number}</b><span>{text}</span></div>" for number, text in found.items())
+    return "".join(
+        f"<div><b>{number}</b><span>{text}</span></div>" for number, text in found.items()
+    )
 
 
 def _draw(panels: dict[str, list[Bar]], *, one_scale: bool) -> str:
     """Panels of horizontal bars, one below the other, as an `<svg>` element."""
     heights = [len(bars) for bars in panels.values()]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "plots"}):
-        figure = Figure(figsize=(7.2, 0.34 * sum(heights) + 0.62 * len(panels)), layout="constrained")
-        axes = figure.subplots(len(panels), 1, squeeze=False, sharex=one_scale, height_ratios=heights)[:, 0]
+        figure = Figure(
+            figsize=(7.2, 0.34 * sum(heights) + 0.62 * len(panels)), layout="constrained"
+        )
+        axes = figure.subplots(
+            len(panels), 1, squeeze=False, sharex=one_scale, height_ratios=heights
+        )[:, 0]
         for place, (title, bars) in zip(axes, panels.items(), strict=True):
             labels, colors, values = zip(*bars[::-1], strict=True)
             drawn = place.barh(labels, values, color=colors, height=0.66)

@@ -1,4 +1,6 @@
-"""Makes the pages of options and of the Python API, which only the site has, from the code, as Markdown."""
+"""Makes the pages of options and of the Python API, which only the site has, from the code, as
+Markdown.
+"""
 
 import inspect
 import re
@@ -21,26 +23,38 @@ _DEFAULT = re.compile(r"\s*\[default: (.+)\]$")
 
 
 def options() -> str:
-    """Every command with its usage and help, and every option once; what an earlier command has is linked."""
+    """Every command with its usage and help, and every option once; what an earlier command has is
+    linked.
+    """
     anchors: dict[tuple[str, ...], str] = {}
     parts = []
     for name, command in _commands():
-        known = [each for each in command.params if isinstance(each, click.RichOption) and not each.is_eager]
+        known = [
+            each
+            for each in command.params
+            if isinstance(each, click.RichOption) and not each.is_eager
+        ]
         new = [each for each in known if _key(each) not in anchors]
         for param in new:
             own = _flag(param).lstrip("-")
             anchors[_key(param)] = own if name == "sync" else f"{_anchor(name)}-{own}"
         links = {flag: anchors[_key(each)] for each in known for flag in each.opts}
-        usage = " ".join(["latentsync-trt", name, *command.collect_usage_pieces(click.Context(command))])
+        usage = " ".join(
+            ["latentsync-trt", name, *command.collect_usage_pieces(click.Context(command))]
+        )
         text = _linked(inspect.cleandoc(command.help or ""), {})
         calls = (f"latentsync-trt {call}\n" for call in EXAMPLES.get(name, ()))
         examples = f"```bash\n{''.join(calls)}```\n\n" if name in EXAMPLES else ""
-        parts.append(f"## {name} {{ #of-{_anchor(name)} }}\n\n```text\n{usage}\n```\n\n{examples}{text}\n")
+        parts.append(
+            f"## {name} {{ #of-{_anchor(name)} }}\n\n```text\n{usage}\n```\n\n{examples}{text}\n"
+        )
         for group in dict.fromkeys(_group(each) for each in new):
             parts.append(f"### {group} {{ #{_anchor(name)}-{_anchor(group.lower())} }}\n")
             parts += [_option(each, links) for each in new if _group(each) == group]
         if shared := [_flag(each) for each in known if each not in new]:
-            parts.append("Also: " + ", ".join(f"[`{flag}`](#{links[flag]})" for flag in shared) + ".\n")
+            parts.append(
+                "Also: " + ", ".join(f"[`{flag}`](#{links[flag]})" for flag in shared) + ".\n"
+            )
     return "\n".join(parts)
 
 
@@ -76,10 +90,17 @@ def _option(param: click.RichOption, links: dict[str, str]) -> str:
     text = param.help or ""
     default = stated[1] if (stated := _DEFAULT.search(text)) else ""
     if param.show_default and param.default not in (None, ()):
-        shown = {True: "on", False: "off"}.get(param.default) if param.is_flag else param.default
+        if param.is_flag:
+            shown = {True: "on", False: "off"}.get(param.default)
+        else:
+            shown = param.default
         default = ",".join(shown) if isinstance(shown, tuple) else str(shown)
     rare = isinstance(param, RareOption)
-    facts = [_values(param), f"default {_linked(default, {})}" if default else "", "repeatable" * param.multiple]
+    facts = [
+        _values(param),
+        f"default {_linked(default, {})}" if default else "",
+        "repeatable" * param.multiple,
+    ]
     facts.append("required" * param.required + "rarely needed, so in no help text" * rare)
     facts.append("shown by `--help-all`" * (param.hidden and not rare))
     flags = ", ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
@@ -96,27 +117,37 @@ def _values(param: click.RichOption) -> str:
         return ""
     if isinstance(kind, click.Choice):
         return ", ".join(f"`{choice}`" for choice in kind.choices)
-    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    low = getattr(kind, "min", None)
+    high = getattr(kind, "max", None)
     if low is not None:
-        return f"{low:,.9g} to {high:,.9g}" if high is not None and high < ANY_ABOVE else f"{low:g} or more"
+        if high is not None and high < ANY_ABOVE:
+            return f"{low:,.9g} to {high:,.9g}"
+        return f"{low:g} or more"
     return f"`{param.metavar or kind.name.upper()}`"
 
 
 def _linked(text: str, links: dict[str, str]) -> str:
-    """`text` as Markdown: signs that mean something there are escaped, flags become links to their options."""
+    """`text` as Markdown: signs that mean something there are escaped, flags become links to their
+    options.
+    """
 
     def flag(match: re.Match[str]) -> str:
-        return f"[`{match[0]}`](#{links[match[0]]})" if match[0] in links else f"`{match[0]}`"
+        if match[0] in links:
+            return f"[`{match[0]}`](#{links[match[0]]})"
+        return f"`{match[0]}`"
 
     plain_and_code = re.split(r"(`[^`]*`)", text)
     plain_and_code[::2] = [
-        _FLAG.sub(flag, re.sub(r"([*_\[\]])", r"\\\1", escape(part, quote=False))) for part in plain_and_code[::2]
+        _FLAG.sub(flag, re.sub(r"([*_\[\]])", r"\\\1", escape(part, quote=False)))
+        for part in plain_and_code[::2]
     ]
     return "".join(plain_and_code)
 
 
 def api() -> str:
-    """Signature and docstring of everything in `latentsync_trt.__all__`, with its methods; errors last."""
+    """Signature and docstring of everything in `latentsync_trt.__all__`, with its methods; errors
+    last.
+    """
     parts = []
     for name in latentsync_trt._MODULES:
         found = getattr(latentsync_trt, name)
@@ -124,7 +155,11 @@ def api() -> str:
             parts.append(_entry("##", name, _signature(found), found))
             continue
         body = inspect.getsource(found).split('"""', 2)[2]
-        fields = [line[4:].partition(" = field(")[0] for line in body.splitlines() if re.match(r" {4}\w+: ", line)]
+        fields = [
+            line[4:].partition(" = field(")[0]
+            for line in body.splitlines()
+            if re.match(r" {4}\w+: ", line)
+        ]
         of_options = name.endswith("Options")  # their fields are on the page of options
         parts.append(_entry("##", name, "" if of_options else "\n".join(fields), found))
         for key, value in vars(found).items():
@@ -151,6 +186,10 @@ def _text(found: Any) -> str:
     """The docstring as Markdown: `Args:` and `Raises:` become lists."""
     lines = (inspect.getdoc(found) or "").splitlines()
     marked = [
-        f"**{line[:-1].replace('Args', 'Arguments')}**\n" if line in ("Args:", "Raises:") else line for line in lines
+        f"**{line[:-1].replace('Args', 'Arguments')}**\n" if line in ("Args:", "Raises:") else line
+        for line in lines
     ]
-    return "\n".join(re.sub(r"^ {4,}(?=\S)", "  ", re.sub(r"^ {4}(?=[\w`][\w`., ]*: )", "- ", line)) for line in marked)
+    return "\n".join(
+        re.sub(r"^ {4,}(?=\S)", "  ", re.sub(r"^ {4}(?=[\w`][\w`., ]*: )", "- ", line))
+        for line in marked
+    )

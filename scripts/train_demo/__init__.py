@@ -1,1 +1,3 @@
-"""Makes the small model that the package ships: data, training, export, evaluation. See `__main__`."""
+"""Makes the small model that the package ships: data, training, export, evaluation. See
+`__main__`.
+"""

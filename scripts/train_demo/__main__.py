@@ -3,7 +3,8 @@
     python -m scripts.train_demo --work FOLDER --processes 16
 
 On an H100 with 16 cores training took 23 minutes with torch.compile, which is not used any more.
-The same seed on the same kind of machine gives the same model. `FOLDER/bundle` is what latentsync_trt/assets has.
+The same seed on the same kind of machine gives the same model. `FOLDER/bundle` is what
+latentsync_trt/assets has.
 """
 
 import argparse
@@ -19,7 +20,13 @@ from latentsync_trt.export.exporter import export_bundle
 from scripts.train_demo.clips import ClipPlan, render_clips
 from scripts.train_demo.datasets import FaceDataset, SpeechDataset
 from scripts.train_demo.loop import StagePlan, TrainingContext
-from scripts.train_demo.networks import RESOLUTION_PX, WINDOW_FRAMES, Sizes, make_unet, save_checkpoints
+from scripts.train_demo.networks import (
+    RESOLUTION_PX,
+    WINDOW_FRAMES,
+    Sizes,
+    make_unet,
+    save_checkpoints,
+)
 from scripts.train_demo.speech import Speech, synthesize
 from scripts.train_demo.stage_audio import train_audio
 from scripts.train_demo.stage_faces import train_mouth_predictor, train_vae
@@ -65,22 +72,34 @@ FULL = Settings(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--work", type=Path, required=True, metavar="FOLDER", help="a new one")
-    parser.add_argument("--processes", type=int, default=2, help="processes that synthesize speech and render clips")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="processes that synthesize speech and render clips"
+    )
     parser.add_argument("--device", default="cuda", help="PyTorch device for training")
     given = parser.parse_args()
     given.work.mkdir(parents=True)
     speech = synthesize(range(FULL.seed, FULL.seed + FULL.recordings), given.processes)
-    train(speech, FULL, TrainingContext(given.work, torch.device(given.device), FULL.seed), given.processes)
+    train(
+        speech,
+        FULL,
+        TrainingContext(given.work, torch.device(given.device), FULL.seed),
+        given.processes,
+    )
     print(make_bundle(given.work / "checkpoints", given.work / "bundle", RESOLUTION_PX))
 
 
 def train(recorded: Speech, settings: Settings, context: TrainingContext, processes: int) -> None:
-    """Trains all networks and writes their checkpoints; clips are rendered while the audio encoder trains."""
+    """Trains all networks and writes their checkpoints; clips are rendered while the audio encoder
+    trains.
+    """
     torch.set_float32_matmul_precision("high")
-    sizes, speech = settings.sizes, SpeechDataset(recorded, context.device)
+    sizes = settings.sizes
+    speech = SpeechDataset(recorded, context.device)
     with ThreadPoolExecutor(1) as executor:
         where = context.folder / "clips"
-        rendering = executor.submit(render_clips, recorded, settings.clips, settings.seed, processes, where)
+        rendering = executor.submit(
+            render_clips, recorded, settings.clips, settings.seed, processes, where
+        )
         whisper = train_audio(sizes, speech, settings.audio, context)
         clips = rendering.result()
     context.log(scenes=len(clips.tracked), lost=int((~clips.tracked).sum()))
@@ -89,12 +108,16 @@ def train(recorded: Speech, settings: Settings, context: TrainingContext, proces
     mouth_predictor = train_mouth_predictor(vae, faces, speech, settings.mouth, context)
     latents = LatentDataset(vae, faces, speech, scale, context)
     unet = make_unet(sizes, settings.seed + 3).to(context.device)
-    train_unet(unet, latents, (whisper, vae, mouth_predictor), (settings.unet, settings.tune), context)
+    train_unet(
+        unet, latents, (whisper, vae, mouth_predictor), (settings.unet, settings.tune), context
+    )
     save_checkpoints(context.folder / "checkpoints", unet, whisper, vae, scale)
 
 
 def make_bundle(checkpoints: Path, out: Path, resolution_px: int) -> Path:
-    """Exports the networks in the folder `checkpoints` in float16, and adds their limits to the manifest."""
+    """Exports the networks in the folder `checkpoints` in float16, and adds their limits to the
+    manifest.
+    """
     options = ExportOptions(
         unet=checkpoints / "unet.pt",
         vae=checkpoints / "vae",
@@ -105,10 +128,14 @@ def make_bundle(checkpoints: Path, out: Path, resolution_px: int) -> Path:
         precision="fp16",
         cuda_form=False,  # its kernels do not support groups of three channels
     )
-    bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
+    bundle = export_bundle(
+        options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True)
+    )
     manifest = read_manifest(bundle)
     (bundle / MANIFEST_NAME).unlink()
-    write_manifest(bundle, replace(manifest, name=NAME, model=NAME, notes=(*manifest.notes, LIMITS)))
+    write_manifest(
+        bundle, replace(manifest, name=NAME, model=NAME, notes=(*manifest.notes, LIMITS))
+    )
     return bundle
 
 

@@ -1,4 +1,6 @@
-"""The datasets that stages draw batches from, on the training device: speech, its audio features, aligned faces."""
+"""The datasets that stages draw batches from, on the training device: speech, its audio features,
+aligned faces.
+"""
 
 import numpy as np
 import torch
@@ -9,23 +11,33 @@ from latentsync_trt.export.networks import WhisperEncoder
 from latentsync_trt.types import Float64Array
 from scripts.train_demo.clips import Clips
 from scripts.train_demo.loop import normal, to_device
-from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Int64Array, Speech
+from scripts.train_demo.speech import (
+    LOWEST,
+    MEL_PER_FRAME,
+    RANGE_DECADES,
+    STEPS_PER_DECADE,
+    Int64Array,
+    Speech,
+)
 
 SEGMENT_FRAMES = 750  # the audio encoder's input: 30 s
 POSITIONS_PER_FRAME = 2
 _NO_FRAME = -1
 
 _GAIN_DECADES = (-1.5, 1.0)
-_EQUALIZER_DECADES, _EQUALIZER_POINTS = 0.35, 6
+_EQUALIZER_DECADES = 0.35
+_EQUALIZER_POINTS = 6
 _NOISE_BELOW_DECADES = (1.5, 6.0)
-_NOISY_SHARE, _RIPPLE_DECADES = 0.4, 0.3
+_NOISY_SHARE = 0.4
+_RIPPLE_DECADES = 0.3
 
 
 class SpeechDataset:
     """Speech on a device, as segments of 30 s that are filled with recordings in any order."""
 
     def __init__(self, speech: Speech, device: torch.device) -> None:
-        self.speech, self.device = speech, device
+        self.speech = speech
+        self.device = device
         self._power = torch.from_numpy(speech.power).to(device)
         self.track = torch.from_numpy(speech.track).to(device)
         self.shut = torch.from_numpy(speech.shut).to(device)
@@ -51,19 +63,31 @@ class SpeechDataset:
         return np.stack(rows)
 
     def concatenated(self, order: Int64Array) -> tuple[Int64Array, dict[int, int]]:
-        """The recordings in `order`, concatenated and cut into segments `(s, 750)`, and the first frame of each."""
-        frames = np.concatenate([np.arange(self.speech.starts[i], self.speech.starts[i + 1]) for i in order])
+        """The recordings in `order`, concatenated and cut into segments `(s, 750)`, and the first
+        frame of each.
+        """
+        frames = np.concatenate(
+            [np.arange(self.speech.starts[i], self.speech.starts[i + 1]) for i in order]
+        )
         firsts = np.cumsum([0, *(self.speech.frames(int(i)) for i in order)])
         count = -(-len(frames) // SEGMENT_FRAMES)
-        padded = np.pad(frames, (0, count * SEGMENT_FRAMES - len(frames)), constant_values=_NO_FRAME)
-        return padded.reshape(count, SEGMENT_FRAMES), {int(i): int(f) for i, f in zip(order, firsts, strict=False)}
+        padded = np.pad(
+            frames, (0, count * SEGMENT_FRAMES - len(frames)), constant_values=_NO_FRAME
+        )
+        return padded.reshape(count, SEGMENT_FRAMES), {
+            int(i): int(f) for i, f in zip(order, firsts, strict=False)
+        }
 
     def mels(self, frames: Int64Array, generator: np.random.Generator) -> Tensor:
         """The audio encoder's input `(B, 80, 3000)` for frames `(B, 750)`, augmented."""
         index = to_device(frames, self.device)
         valid = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
-        columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
-        power = self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
+        columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(
+            MEL_PER_FRAME, device=self.device
+        )
+        power = (
+            self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
+        )
         power = _augmented(power, generator)
         peak = power.masked_fill(~valid[:, None], LOWEST).amax((1, 2), keepdim=True)
         mel = (torch.maximum(power, peak - RANGE_DECADES) + 4) / 4
@@ -88,35 +112,47 @@ def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
         + to_device((curves(0.6) - below).astype(np.float32), power.device)[..., None]
     )
     noise = level + _RIPPLE_DECADES * normal(generator, (1, bands, columns), power.device)
-    return torch.logaddexp(shifted * np.log(10), noise * np.log(10)).clamp_min(LOWEST * np.log(10)) / np.log(10)
+    return torch.logaddexp(shifted * np.log(10), noise * np.log(10)).clamp_min(
+        LOWEST * np.log(10)
+    ) / np.log(10)
 
 
 class AudioFeatures:
     """The audio encoder's features of all recordings."""
 
-    def __init__(self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator) -> None:
+    def __init__(
+        self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator
+    ) -> None:
         """Recordings are shuffled and augmented before encoding."""
-        segments, self._first = speech_data.concatenated(generator.permutation(len(speech_data.speech)))
+        segments, self._first = speech_data.concatenated(
+            generator.permutation(len(speech_data.speech))
+        )
         parts = []
         with torch.no_grad():
             for start in range(0, len(segments), 8):
                 features = whisper(speech_data.mels(segments[start : start + 8], generator))
-                parts.append(features.to(torch.float16 if speech_data.device.type == "cuda" else torch.float32))
+                parts.append(
+                    features.to(
+                        torch.float16 if speech_data.device.type == "cuda" else torch.float32
+                    )
+                )
         self._features = torch.cat(parts).flatten(0, 1)
         self._total = int((segments >= 0).sum()) * POSITIONS_PER_FRAME
 
     def tokens(self, recordings: Int64Array, frames: Int64Array) -> Tensor:
         """Audio features for `frames (B, F)` of `recordings (B,)`: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
-        positions = attended_positions(POSITIONS_PER_FRAME * (firsts[:, None] + frames).ravel(), self._total)
+        positions = attended_positions(
+            POSITIONS_PER_FRAME * (firsts[:, None] + frames).ravel(), self._total
+        )
         return self._features[to_device(positions, self._features.device)].flatten(1, 2).float()
 
 
 class FaceDataset:
     """Aligned faces on a device, without the scenes in which the face was lost.
 
-    `spoken (t, n, R, R, 3)` uint8: all takes of all scenes; `recording`, `first` `(t,)`: where their speech begins;
-    `scene (t,)`: index into `source (c, n, R, R, 3)`.
+    `spoken (t, n, R, R, 3)` uint8: all takes of all scenes; `recording`, `first` `(t,)`: where
+    their speech begins; `scene (t,)`: index into `source (c, n, R, R, 3)`.
     """
 
     def __init__(self, clips: Clips, device: torch.device) -> None:
@@ -125,7 +161,8 @@ class FaceDataset:
             raise ValueError("the face tracker lost the face in every clip; nothing to train on")
         self.spoken = torch.from_numpy(clips.spoken[kept]).to(device).flatten(0, 1)
         self.source = torch.from_numpy(clips.source[kept]).to(device)
-        self.recording, self.first = clips.recording[kept].ravel(), clips.first[kept].ravel()
+        self.recording = clips.recording[kept].ravel()
+        self.first = clips.first[kept].ravel()
         self.scene = np.repeat(np.arange(len(kept)), clips.spoken.shape[1])
         self.device = device
 

@@ -19,8 +19,17 @@ _WARM_UP_STEPS = 200
 _CLIP_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 _EMA_DECAY = 0.999
-_FINAL_RATE_SHARE = 0.02  # learning rate at the end of a stage, as a share of the rate after warm-up
-_RANDOM_STREAMS = {"audio": 530, "vae": 316, "spread": 639, "mouth": 431, "features": 416, "unet": 444, "tune": 444}
+# learning rate at the end of a stage, as a share of the rate after warm-up
+_FINAL_RATE_SHARE = 0.02
+_RANDOM_STREAMS = {
+    "audio": 530,
+    "vae": 316,
+    "spread": 639,
+    "mouth": 431,
+    "features": 416,
+    "unet": 444,
+    "tune": 444,
+}
 """Part of every seed: other numbers train another model."""
 
 Losses = dict[str, Tensor]
@@ -38,7 +47,9 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """What all stages share: the folder of the log, the device, and the seed of all random numbers."""
+    """What all stages share: the folder of the log, the device, and the seed of all random
+    numbers.
+    """
 
     folder: Path
     device: torch.device
@@ -57,7 +68,12 @@ class TrainingContext:
 
     def autocast(self) -> torch.autocast:
         """bfloat16 on CUDA, else no change."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
+        return torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=self.device.type == "cuda",
+            cache_enabled=False,
+        )
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
@@ -72,15 +88,22 @@ def normal(generator: np.random.Generator, shape: tuple[int, ...], device: torch
 
 
 def run_stage(
-    name: str, network: nn.Module, losses: Callable[[int], Losses], plan: StagePlan, context: TrainingContext
+    name: str,
+    network: nn.Module,
+    losses: Callable[[int], Losses],
+    plan: StagePlan,
+    context: TrainingContext,
 ) -> None:
     """Trains `network`; afterwards it is frozen and has its averaged weights.
 
-    `losses(step)` computes the loss of one step and draws random numbers from that step's generator only.
+    `losses(step)` computes the loss of one step and draws random numbers from that step's generator
+    only.
     """
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     settings: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": _WEIGHT_DECAY}
-    optimizer = torch.optim.AdamW(trained, plan.learning_rate, fused=context.device.type == "cuda", **settings)
+    optimizer = torch.optim.AdamW(
+        trained, plan.learning_rate, fused=context.device.type == "cuda", **settings
+    )
     average = {key: tensor.detach().clone() for key, tensor in network.state_dict().items()}
     started_s = time.monotonic()
     network.train()
@@ -94,11 +117,14 @@ def run_stage(
         torch.nn.utils.clip_grad_norm_(trained, _CLIP_NORM)
         optimizer.step()
         # The decay is smaller in early steps, so that the initial weights fade.
-        decay, current = min(_EMA_DECAY, (2 + step) / (11 + step)), network.state_dict()
+        decay = min(_EMA_DECAY, (2 + step) / (11 + step))
+        current = network.state_dict()
         get_ema_multi_avg_fn(decay)(list(average.values()), [current[key] for key in average], None)
         if (step + 1) % _LOG_EVERY_STEPS == 0 or step + 1 == plan.steps:
             values = {key: round(float(value.detach()), 5) for key, value in parts.items()}
-            context.log(stage=name, step=step + 1, seconds=round(time.monotonic() - started_s, 1), **values)
+            context.log(
+                stage=name, step=step + 1, seconds=round(time.monotonic() - started_s, 1), **values
+            )
     network.load_state_dict(average)
     network.eval().requires_grad_(False)
 
@@ -106,4 +132,6 @@ def run_stage(
 def _rate_factor(step: int, steps: int) -> float:
     """Learning rate factor: linear warm-up, then cosine decay."""
     warm_up = min(1.0, (step + 1) / min(_WARM_UP_STEPS, max(1, steps // 5)))
-    return warm_up * (_FINAL_RATE_SHARE + (1 - _FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    return warm_up * (
+        _FINAL_RATE_SHARE + (1 - _FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    )

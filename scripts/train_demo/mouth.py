@@ -1,7 +1,9 @@
-"""Draws the portrait's mouth in any pose: warps lips and chin of the photograph, and paints the inside of the mouth.
+"""Draws the portrait's mouth in any pose: warps lips and chin of the photograph, and paints the
+inside of the mouth.
 
-Coordinates are pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`. Local coordinates have their
-origin in the center of the mouth, the first axis from its left to its right corner, and half its width as their unit.
+Coordinates are pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`. Local
+coordinates have their origin in the center of the mouth, the first axis from its left to its right
+corner, and half its width as their unit.
 """
 
 import cv2
@@ -12,8 +14,10 @@ from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
 
 ENLARGE = 2
 _GRID_PX = 6
-_SMOOTHING = 5e-4  # keeps a spline solvable where two points nearly coincide, at an error far below a pixel
-AREA = (160, 96, 288, 204)  # left, top, right, bottom in the photograph, in pixels; nothing outside is changed
+# keeps a spline solvable where two points nearly coincide, at an error far below a pixel
+_SMOOTHING = 5e-4
+# left, top, right, bottom in the photograph, in pixels; nothing outside is changed
+AREA = (160, 96, 288, 204)
 _UPPER_INNER = (78, 191, 80, 81, 82, 13, 312, 311, 310, 415, 308)
 _LOWER_INNER = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308)
 _UPPER_OUTER = (61, 185, 40, 39, 37, 0, 267, 269, 270, 409, 291)
@@ -24,62 +28,83 @@ _FIXED = (1, 2, 98, 327, 64, 294, 129, 358, 50, 280, 123, 352, 205, 425, 147, 37
 _CHEEK = (212, 432, 57, 287, 216, 436)
 
 # In units of half the photographed mouth's width.
-_HALF_WIDTH, _SPREAD, _PURSE = 0.9, 0.1, 0.3
+_HALF_WIDTH = 0.9
+_SPREAD = 0.1
+_PURSE = 0.3
 _GAP = 0.66  # the gap between the lips of a fully open mouth
 _UPPER_SHARE = 0.16  # share of the gap by which the upper lip rises; the jaw makes the rest
 _JAW_SHARE = 0.62  # movement of the chin, as a share of the lower lip's
 _LINE = 0.38  # where shut lips meet, from 0 = photographed upper lip to 1 = lower lip
 _CORNER_DROP = 0.05
-_SHADOW, _SHADOW_UNTIL = 0.75, 0.15
-_DARK_LEVEL, _CORNERS_FROM = 150, 0.62
+_SHADOW = 0.75
+_SHADOW_UNTIL = 0.15
+_DARK_LEVEL = 150
+_CORNERS_FROM = 0.62
 _POUT = 0.12
 _CORNER_SHIFT = 0.03
 _FLATTEN = 0.75  # how much pursed lips flatten the photographed smile
-_FOLLOW = 0.72  # how far the outer edge of a lip follows its inner edge; lips get thinner as they open
+# how far the outer edge of a lip follows its inner edge; lips get thinner as they open
+_FOLLOW = 0.72
 _CLOSED_JAW = -0.09  # offset of the chin from its photographed position when the lips are shut
 
 
 class Mouth:
-    """The mouth of `photograph`, uint8 `(H, W, 3)` RGB, with FaceMesh's points in it, `(468, 3)`, in pixels."""
+    """The mouth of `photograph`, uint8 `(H, W, 3)` RGB, with FaceMesh's points in it, `(468, 3)`,
+    in pixels.
+    """
 
     def __init__(self, photograph: UInt8Array, mesh: Float32Array) -> None:
         left, top, right, bottom = AREA
         part = photograph[top:bottom, left:right]
         self.size_px = ((right - left) * ENLARGE, (bottom - top) * ENLARGE)
-        self.picture = np.asarray(cv2.resize(part, self.size_px, interpolation=cv2.INTER_CUBIC), np.uint8)
+        self.picture = np.asarray(
+            cv2.resize(part, self.size_px, interpolation=cv2.INTER_CUBIC), np.uint8
+        )
         self._points = (mesh[:, :2].astype(np.float64) - (left, top) + 0.5) * ENLARGE - 0.5
-        first, last = self._points[78], self._points[308]
+        first = self._points[78]
+        last = self._points[308]
         self._center = (first + last) / 2
         self._half = float(np.linalg.norm(last - first)) / 2
         along = (last - first) / (2 * self._half)
         self._axes = np.stack([along, (-along[1], along[0])])
         self._local = (self._points - self._center) @ self._axes.T / self._half
         self._sources = self._points.copy()
-        # The photographed corners are dark beyond FaceMesh's inner points: lips begin at its outer ones.
+        # The photographed corners are dark beyond FaceMesh's inner points: lips begin at its outer
+        # ones.
         for inner, outer, sign in ((78, 61, -1.0), (308, 291, 1.0)):
             self._sources[inner] = self._points[outer] + sign * _CORNER_SHIFT * self._half * along
-            self._sources[outer] = self._points[outer] + sign * 3 * _CORNER_SHIFT * self._half * along
+            self._sources[outer] = (
+                self._points[outer] + sign * 3 * _CORNER_SHIFT * self._half * along
+            )
         # Points along the border, which stay.
-        right, low = self.size_px[0] - 1.0, self.size_px[1] - 1.0
-        x, y = np.linspace(0, right, 7), np.linspace(0, low, 6)[1:-1]
+        right = self.size_px[0] - 1.0
+        low = self.size_px[1] - 1.0
+        x = np.linspace(0, right, 7)
+        y = np.linspace(0, low, 6)[1:-1]
         sides = np.meshgrid(x, (0.0, low)), np.meshgrid((0.0, right), y)
         self._edge = np.concatenate([np.stack(side, -1).reshape(-1, 2) for side in sides])
         self._teeth = self._photographed_teeth()
         self._skin = self._without_corners()
         # 1 inside the area, 0 at its border.
-        columns, rows = (np.minimum(np.arange(side), np.arange(side)[::-1]) for side in self.size_px)
+        columns, rows = (
+            np.minimum(np.arange(side), np.arange(side)[::-1]) for side in self.size_px
+        )
         self._fade = _smoothstep(np.minimum(columns, rows[:, None]) / 8.0 - 1)
 
     def draw(self, pose: Float32Array) -> UInt8Array:
-        """The area with the mouth in `pose (3,)`, uint8 `(height, width, 3)` RGB; its border is unchanged.
+        """The area with the mouth in `pose (3,)`, uint8 `(height, width, 3)` RGB; its border is
+        unchanged.
 
         `pose`: opening and rounding in [0, 1], width in [−1, 1] between them; see `visemes`.
         """
         opening, width, rounding = map(float, pose)
-        upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(opening, width, rounding)
+        upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(
+            opening, width, rounding
+        )
         upper = self._warped(_UPPER_INNER, upper_inner, _UPPER_OUTER, upper_outer, rest, kept)
         lower = self._warped(_LOWER_INNER, lower_inner, _LOWER_OUTER, lower_outer, rest, kept)
-        upper_line, lower_line = self._pixels(upper_inner), self._pixels(lower_inner)
+        upper_line = self._pixels(upper_inner)
+        lower_line = self._pixels(lower_inner)
         inside = self._inside(upper_line, lower_line, opening)
         hole = _polygon(np.concatenate([upper_line, lower_line[::-1]]), self.size_px, grow_px=1.5)
         result = _mix(lower, inside, hole)
@@ -90,7 +115,9 @@ class Mouth:
         return np.rint(result.clip(0, 255)).astype(np.uint8)
 
     def _targets(self, opening: float, width: float, rounding: float) -> tuple[Float64Array, ...]:
-        """Inner and outer edges of the lips and other moved points, local; and the indices of those other points."""
+        """Inner and outer edges of the lips and other moved points, local; and the indices of those
+        other points.
+        """
         local = self._local
         width = _HALF_WIDTH + (_SPREAD if width > 0 else _PURSE) * width
         gap = _GAP * opening
@@ -117,13 +144,19 @@ class Mouth:
         chin = slice(len(_JAW), len(_JAW) + len(_CHIN))
         rest[chin, 1] += drop * reach[chin]
         cheek = slice(len(_JAW) + len(_CHIN), None)
-        rest[cheek] += np.stack([rest[cheek, 0] * (width - 1) * 0.3, np.full(len(_CHEEK), 0.25 * drop)], axis=1)
+        rest[cheek] += np.stack(
+            [rest[cheek, 0] * (width - 1) * 0.3, np.full(len(_CHEEK), 0.25 * drop)], axis=1
+        )
         return upper_inner, lower_inner, upper_outer, lower_outer, rest, kept
 
     def _lip_line(self, across: Float64Array, rounding: float) -> Float64Array:
         """Where the lips meet, at horizontal positions `across`; all local."""
-        upper = np.interp(across, self._local[list(_UPPER_INNER), 0], self._local[list(_UPPER_INNER), 1])
-        lower = np.interp(across, self._local[list(_LOWER_INNER), 0], self._local[list(_LOWER_INNER), 1])
+        upper = np.interp(
+            across, self._local[list(_UPPER_INNER), 0], self._local[list(_UPPER_INNER), 1]
+        )
+        lower = np.interp(
+            across, self._local[list(_LOWER_INNER), 0], self._local[list(_LOWER_INNER), 1]
+        )
         line = upper + _LINE * (lower - upper) + _CORNER_DROP * across**2
         return line + _FLATTEN * rounding * (line.mean() - line)
 
@@ -137,12 +170,16 @@ class Mouth:
         rest: Float64Array,
     ) -> Float32Array:
         still = self._points[list(_FIXED)]
-        targets = np.concatenate([self._pixels(np.concatenate([inner_at, outer_at, rest_at])), still, self._edge])
+        targets = np.concatenate(
+            [self._pixels(np.concatenate([inner_at, outer_at, rest_at])), still, self._edge]
+        )
         moved = self._sources[[*inner, *outer, *rest.tolist()]]
         return _warped(self._skin, targets, np.concatenate([moved, still, self._edge]))
 
     def _without_corners(self) -> UInt8Array:
-        """The image with the dark corners of the mouth inpainted, so that warped lips have lip color there."""
+        """The image with the dark corners of the mouth inpainted, so that warped lips have lip
+        color there.
+        """
         outer = self._points[[*_UPPER_OUTER, *_LOWER_OUTER[::-1]]]
         away = np.abs(np.arange(self.size_px[0]) - self._center[0]) / self._half
         dark = (self.picture.max(axis=2) < _DARK_LEVEL) & (away > _CORNERS_FROM)
@@ -154,10 +191,13 @@ class Mouth:
         return local * self._half @ self._axes + self._center
 
     def _side_mask(self, line: Float64Array, sign: float) -> Float32Array:
-        """Mask of what lies below (`sign` 1) or above (−1) a lip's inner edge, extended straight past the corners."""
+        """Mask of what lies below (`sign` 1) or above (−1) a lip's inner edge, extended straight
+        past the corners.
+        """
         width, height = self.size_px
         far = height * 2.0 if sign > 0 else -float(height)
-        left, right = (-10.0, line[0, 1] + sign * 2), (width + 10.0, line[-1, 1] + sign * 2)
+        left = (-10.0, line[0, 1] + sign * 2)
+        right = (width + 10.0, line[-1, 1] + sign * 2)
         outline = np.array([(-10.0, far), left, *line, right, (width + 10.0, far)])
         return _polygon(outline, self.size_px)
 
@@ -174,14 +214,20 @@ class Mouth:
         cavity = np.array([62.0, 24.0, 22.0], np.float32) * (0.75 + 0.25 * depth[..., None])
         tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - opening))
         tongue = _smoothstep((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
-        result = _mix(np.broadcast_to(cavity, (height, width, 3)), np.array([150.0, 78.0, 76.0], np.float32), tongue)
+        result = _mix(
+            np.broadcast_to(cavity, (height, width, 3)),
+            np.array([150.0, 78.0, 76.0], np.float32),
+            tongue,
+        )
         result = self._with_lower_teeth(result, lower)
         colors, opacity = self._teeth
         result = _mix(result, colors, opacity)
         shade = 0.62 + 0.38 * _smoothstep((rows - ceiling - 1.0) / 3.0)
         return np.asarray(result * (shade * side)[..., None], np.float32)
 
-    def _contact_shadow(self, upper: Float64Array, lower: Float64Array, opening: float) -> Float32Array:
+    def _contact_shadow(
+        self, upper: Float64Array, lower: Float64Array, opening: float
+    ) -> Float32Array:
         """The dark line between touching lips, as a factor; 1 for open lips."""
         canvas = np.zeros(self.size_px[::-1], np.uint8)
         line = np.rint((upper + lower) / 2 * 16).astype(np.int32)
@@ -202,7 +248,8 @@ class Mouth:
 
     def _photographed_teeth(self) -> tuple[Float32Array, Float32Array]:
         """Colors `(height, width, 3)` and opacity of the upper teeth, which do not move."""
-        upper, lower = self._points[list(_UPPER_INNER)], self._points[list(_LOWER_INNER)]
+        upper = self._points[list(_UPPER_INNER)]
+        lower = self._points[list(_LOWER_INNER)]
         width, height = self.size_px
         columns = np.arange(width)
         ceiling = np.interp(columns, upper[:, 0], upper[:, 1]) + 0.06 * self._half
@@ -211,7 +258,9 @@ class Mouth:
         # The lip hides rows above the teeth in the photograph: repeat the teeth's upper edge.
         source = np.clip(rows, ceiling + 1.5, np.maximum(floor, ceiling + 1.5)).astype(np.float32)
         across = np.broadcast_to(columns.astype(np.float32), source.shape)
-        colors = cv2.remap(self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR).astype(np.float32)
+        colors = cv2.remap(
+            self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR
+        ).astype(np.float32)
         away = np.abs(columns - self._center[0]) / self._half
         opacity = _smoothstep((floor - rows) / 1.5) * _smoothstep((0.8 - away) / 0.06)
         opacity *= _smoothstep((rows - ceiling + 0.5 * self._half) / 2.0)
@@ -240,18 +289,26 @@ def _polygon(points: Float64Array, size_px: tuple[int, int], grow_px: float = 0.
 
 
 def _warped(picture: UInt8Array, targets: Float64Array, sources: Float64Array) -> Float32Array:
-    """`picture (height, width, 3)` with what is at `sources` moved to `targets` by a thin-plate spline, float32.
+    """`picture (height, width, 3)` with what is at `sources` moved to `targets` by a thin-plate
+    spline, float32.
 
     `targets`, `sources` `(n, 2)`: (x, y) in pixels. The spline is evaluated on a coarse grid.
     """
     height, width = picture.shape[:2]
-    columns, rows = -(-width // _GRID_PX) + 1, -(-height // _GRID_PX) + 1
-    grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2) * float(_GRID_PX)
+    columns = -(-width // _GRID_PX) + 1
+    rows = -(-height // _GRID_PX) + 1
+    grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(
+        -1, 2
+    ) * float(_GRID_PX)
     smoothing = _SMOOTHING * len(targets) ** 2
-    spline = RBFInterpolator(targets, sources - targets, smoothing=smoothing, kernel="thin_plate_spline")
+    spline = RBFInterpolator(
+        targets, sources - targets, smoothing=smoothing, kernel="thin_plate_spline"
+    )
     shift = spline(grid).reshape(rows, columns, 2).astype(np.float32)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     dense = cv2.warpAffine(shift, np.eye(2, 3) / _GRID_PX, (width, height), flags=flags)
     x = dense[..., 0] + np.arange(width, dtype=np.float32)
     y = dense[..., 1] + np.arange(height, dtype=np.float32)[:, None]
-    return cv2.remap(picture, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE).astype(np.float32)
+    return cv2.remap(picture, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE).astype(
+        np.float32
+    )

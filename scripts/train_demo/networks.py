@@ -1,7 +1,7 @@
 """The networks: their sizes, initial weights and checkpoint files.
 
-U-Net and audio encoder are the classes that `latentsync_trt.export` loads published checkpoints into; the others are
-needed for training only.
+U-Net and audio encoder are the classes that `latentsync_trt.export` loads published checkpoints
+into; the others are needed for training only.
 """
 
 import math
@@ -23,15 +23,20 @@ WINDOW_FRAMES = 16
 TRACK_VALUES = 3  # opening, width, rounding
 _SINUSOID_PERIOD = 10000
 _AUDIO_PERIOD = 200
-"""Of the audio encoder's positional embedding. Cross-attention gets 10 unordered positions per frame: with a short
-period more channels distinguish neighbors."""
-_SHUT_BELOW, _SHUT_WEIGHT = 0.03, 4.0
-_POOLED_ROWS, _POOLED_COLUMNS = 3, 4
+"""Of the audio encoder's positional embedding. Cross-attention gets 10 unordered positions per
+frame: with a short period more channels distinguish neighbors.
+"""
+_SHUT_BELOW = 0.03
+_SHUT_WEIGHT = 4.0
+_POOLED_ROWS = 3
+_POOLED_COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Widths of U-Net and image codec by level, finest first; width and blocks of the audio encoder."""
+    """Widths of U-Net and image codec by level, finest first; width and blocks of the audio
+    encoder.
+    """
 
     unet: tuple[int, ...] = (64, 64, 96, 96)
     audio_width: int = 96
@@ -59,13 +64,16 @@ class TrainedUNet(UNet):
 
 
 class AudioMouthPredictor(nn.Module):
-    """Predicts a frame's mouth from the audio tokens that the U-Net gets, with the U-Net's own blocks.
+    """Predicts a frame's mouth from the audio tokens that the U-Net gets, with the U-Net's own
+    blocks.
 
-    `audio (N, S, D)` → `(N, 5)`: opening, width, rounding, and logits of shut and silent. Training the audio encoder
-    through it gives features that cross-attention, which ignores order, can use.
+    `audio (N, S, D)` → `(N, 5)`: opening, width, rounding, and logits of shut and silent. Training
+    the audio encoder through it gives features that cross-attention, which ignores order, can use.
     """
 
-    def __init__(self, audio_width: int, width: int = 64, blocks: int = 3, queries: int = 4) -> None:
+    def __init__(
+        self, audio_width: int, width: int = 64, blocks: int = 3, queries: int = 4
+    ) -> None:
         super().__init__()
         self.query = nn.Parameter(torch.zeros(1, queries, width))
         self.blocks = nn.ModuleList([SpatialBlock(width, audio_width) for _ in range(blocks)])
@@ -86,10 +94,14 @@ def image_mouth_predictor(width: int = 24) -> nn.Sequential:
     """Predicts the mouth from the `lower_part` of aligned faces: opening, width, rounding."""
     widths = (3, width, width, 2 * width, 2 * width, 4 * width)
     convs = [nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths)]
-    layers = [layer for conv in convs for layer in (conv, nn.GroupNorm(4, conv.out_channels), nn.SiLU())]
+    layers = [
+        layer for conv in convs for layer in (conv, nn.GroupNorm(4, conv.out_channels), nn.SiLU())
+    ]
     pooled = nn.AdaptiveAvgPool2d((_POOLED_ROWS, _POOLED_COLUMNS))
     first = nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width)
-    return nn.Sequential(*layers, pooled, nn.Flatten(), first, nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES))
+    return nn.Sequential(
+        *layers, pooled, nn.Flatten(), first, nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES)
+    )
 
 
 def lower_part(image: Tensor) -> Tensor:
@@ -100,14 +112,17 @@ def lower_part(image: Tensor) -> Tensor:
 def mouth_errors(predicted: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Squared errors of mouths `(N, 3)`, weighted by `weights (3,)`: `(N,)`.
 
-    The opening of shut mouths weighs more: missed closures are rare in a mean over frames, but easy to see.
+    The opening of shut mouths weighs more: missed closures are rare in a mean over frames, but easy
+    to see.
     """
     shut = (target[:, :1] < _SHUT_BELOW) * target.new_tensor([_SHUT_WEIGHT - 1.0, 0.0, 0.0]) + 1
     return ((predicted - target) ** 2 * weights * shut).mean(1)
 
 
 def initialize(network: nn.Module, seed: int) -> None:
-    """Initializes the weights of `latentsync_trt.export`'s layers, which are created uninitialized."""
+    """Initializes the weights of `latentsync_trt.export`'s layers, which are created
+    uninitialized.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, module in network.named_modules():
@@ -115,16 +130,25 @@ def initialize(network: nn.Module, seed: int) -> None:
                 module.weight.fill_(1.0)
                 module.bias.zero_()
             elif isinstance(module, Linear | nn.Conv1d | nn.Conv2d):
-                inputs = module.weight.shape[0] if isinstance(module, Linear) else module.weight[0].numel()
+                if isinstance(module, Linear):
+                    inputs = module.weight.shape[0]
+                else:
+                    inputs = module.weight[0].numel()
                 # Residual branches start small.
-                small = name.endswith(("proj_out", "conv2", "to_out.0", "net.2", "mlp.2", "attn.out"))
+                small = name.endswith(
+                    ("proj_out", "conv2", "to_out.0", "net.2", "mlp.2", "attn.out")
+                )
                 spread = (0.1 if small else 1.0) / math.sqrt(inputs)
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * spread)
                 if module.bias is not None:
                     module.bias.zero_()
         for name, tensor in network.state_dict().items():
             if name.endswith(".pe"):
-                tensor.copy_(_sinusoids(tensor.shape[1], tensor.shape[2], _SINUSOID_PERIOD, interleaved=True)[None])
+                tensor.copy_(
+                    _sinusoids(
+                        tensor.shape[1], tensor.shape[2], _SINUSOID_PERIOD, interleaved=True
+                    )[None]
+                )
             elif name.endswith("positional_embedding"):
                 tensor.copy_(_sinusoids(*tensor.shape, _AUDIO_PERIOD, interleaved=False))
             elif name == "query":
@@ -161,10 +185,18 @@ def make_vae(sizes: Sizes, seed: int) -> AutoencoderKL:
     )
     # In an order of our own, so that a seed gives the same weights with any version of diffusers.
     torch.manual_seed(seed)
-    encoder, decoder = vae.encoder, vae.decoder
+    encoder = vae.encoder
+    decoder = vae.decoder
     middles = [(half.mid_block.resnets, half.mid_block.attentions) for half in (encoder, decoder)]
     parts = [encoder.conv_in, encoder.down_blocks, *middles[0], encoder.conv_out]
-    parts += [decoder.conv_in, *middles[1], decoder.up_blocks, decoder.conv_out, vae.quant_conv, vae.post_quant_conv]
+    parts += [
+        decoder.conv_in,
+        *middles[1],
+        decoder.up_blocks,
+        decoder.conv_out,
+        vae.quant_conv,
+        vae.post_quant_conv,
+    ]
     for module in (each for part in parts for each in part.modules()):
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.reset_parameters()
@@ -180,9 +212,13 @@ def latents_of(vae: AutoencoderKL, images: Tensor) -> Tensor:
 def save_checkpoints(
     folder: Path, unet: UNet, whisper: WhisperEncoder, vae: AutoencoderKL, scaling_factor: float
 ) -> None:
-    """Writes the three networks in the formats of the published ones, in float16: `unet.pt`, `whisper.pt`, `vae/`."""
+    """Writes the three networks in the formats of the published ones, in float16: `unet.pt`,
+    `whisper.pt`, `vae/`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"global_step": 0, "state_dict": _halved(checkpoint_tensors(unet))}, folder / "unet.pt")
+    torch.save(
+        {"global_step": 0, "state_dict": _halved(checkpoint_tensors(unet))}, folder / "unet.pt"
+    )
     state = _halved(checkpoint_tensors(whisper, WHISPER_PREFIX))
     torch.save(whisper_file(whisper.config, state), folder / "whisper.pt")
     vae.register_to_config(scaling_factor=scaling_factor)
@@ -190,13 +226,20 @@ def save_checkpoints(
 
 
 def _halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", torch.float16).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def _sinusoids(count: int, width: int, period: float, *, interleaved: bool) -> Tensor:
-    """`(count, width)`: sines and cosines interleaved by channel, or all sines first (as in Whisper)."""
+    """`(count, width)`: sines and cosines interleaved by channel, or all sines first (as in
+    Whisper).
+    """
     half = width // 2
     exponent = torch.arange(half) / (half if interleaved else max(half - 1, 1))
     angles = torch.arange(count)[:, None] * torch.exp(-math.log(period) * exponent)
     pair = angles.sin(), angles.cos()
-    return torch.stack(pair, -1).flatten(1) if interleaved else torch.cat(pair, 1)
+    if interleaved:
+        return torch.stack(pair, -1).flatten(1)
+    return torch.cat(pair, 1)

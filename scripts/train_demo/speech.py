@@ -1,7 +1,8 @@
-"""The speech to train on: synthetic recordings with pauses, echo, equalization and noise, each made from its seed.
+"""The speech to train on: synthetic recordings with pauses, echo, equalization and noise, each made
+from its seed.
 
-espeak-ng (GPL 3) speaks; nothing of it is shipped. The library comes from the package espeakng-loader, whose version
-determines the audio.
+espeak-ng (GPL 3) speaks; nothing of it is shipped. The library comes from the package
+espeakng-loader, whose version determines the audio.
 """
 
 import ctypes
@@ -24,22 +25,60 @@ Int64Array = NDArray[np.int64]
 
 SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
 MEL_PER_FRAME = 4  # 100 spectrogram columns and 25 frames a second
-LOWEST, STEPS_PER_DECADE = -10.0, 10
+LOWEST = -10.0
+STEPS_PER_DECADE = 10
 RANGE_DECADES = 8.0  # whisper clips a recording this far below its loudest value
 VARIANTS = (
-    *("f1", "f2", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m7", "m8", "klatt", "klatt2", "klatt3"),
-    *("Andy", "Annie", "Alicia", "Gene", "Lee", "Mario", "Michael", "linda", "john", "max", "quincy", "steph"),
+    *(
+        "f1",
+        "f2",
+        "f4",
+        "f5",
+        "m1",
+        "m2",
+        "m3",
+        "m4",
+        "m5",
+        "m7",
+        "m8",
+        "klatt",
+        "klatt2",
+        "klatt3",
+    ),
+    *(
+        "Andy",
+        "Annie",
+        "Alicia",
+        "Gene",
+        "Lee",
+        "Mario",
+        "Michael",
+        "linda",
+        "john",
+        "max",
+        "quincy",
+        "steph",
+    ),
 )
 
-_LENGTH_S, _PAUSE_S = (5.0, 24.0), (0.12, 1.4)
-_WORDS_PER_MINUTE, _PITCH, _PITCH_RANGE = (110, 230), (15, 85), (25, 80)
-_SILENT_SHARE = 0.04  # share of recordings without speech: only background noise, and the mouth stays shut
+_LENGTH_S = (5.0, 24.0)
+_PAUSE_S = (0.12, 1.4)
+_WORDS_PER_MINUTE = (110, 230)
+_PITCH = (15, 85)
+_PITCH_RANGE = (25, 80)
+# share of recordings without speech: only background noise, and the mouth stays shut
+_SILENT_SHARE = 0.04
 _PEAK = 0.5
-_GAIN_DB, _NOISE_DB = (-18.0, 4.0), (-55.0, -18.0)
-_NOISY_SHARE, _ECHO_SHARE, _EQUALIZED_SHARE = 0.6, 0.4, 0.6
+_GAIN_DB = (-18.0, 4.0)
+_NOISE_DB = (-55.0, -18.0)
+_NOISY_SHARE = 0.6
+_ECHO_SHARE = 0.4
+_EQUALIZED_SHARE = 0.6
 _ECHO_S = (0.05, 0.35)
-_EQUALIZER_DB, _EQUALIZER_POINTS = 10.0, 7
-_RANDOM_WORDS_SHARE, _RANDOM_WORDS = 0.6, (3, 11)
+_EQUALIZER_DB = 10.0
+_EQUALIZER_POINTS = 7
+_RANDOM_WORDS_SHARE = 0.6
+_RANDOM_WORDS = (3, 11)
 
 SENTENCES = dict[str, list[str]]()  # by espeak-ng's codes of languages; written for this project
 for _line in Path(__file__).with_name("sentences.txt").read_text("utf-8").splitlines():
@@ -50,10 +89,14 @@ for _line in Path(__file__).with_name("sentences.txt").read_text("utf-8").splitl
 
 
 _SYNCHRONOUS = 2
-_PHONEME_EVENTS, _IPA, _DONT_EXIT = 0x1, 0x2, 0x8000
+_PHONEME_EVENTS = 0x1
+_IPA = 0x2
+_DONT_EXIT = 0x8000
 _PHONEME_EVENT = 7
 _UTF8 = 1
-_SET_RATE, _SET_PITCH, _SET_PITCH_RANGE = 1, 3, 4
+_SET_RATE = 1
+_SET_PITCH = 3
+_SET_PITCH_RANGE = 4
 _FULL_SCALE = np.float32(32768)
 
 
@@ -83,10 +126,16 @@ class _Id(ctypes.Union):
 
 class _Event(ctypes.Structure):
     _numbers = ("type", "unique_identifier", "text_position", "length", "audio_position", "sample")
-    _fields_ = (*((name, ctypes.c_int) for name in _numbers), ("user_data", ctypes.c_void_p), ("id", _Id))
+    _fields_ = (
+        *((name, ctypes.c_int) for name in _numbers),
+        ("user_data", ctypes.c_void_p),
+        ("id", _Id),
+    )
 
 
-_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+_Callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
 
 
 class Speaker:
@@ -102,7 +151,10 @@ class Speaker:
         data = str(espeakng_loader.get_data_path()).encode()
         self.rate_hz = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, flags))
         if self.rate_hz <= 0:
-            raise RuntimeError(f"espeak-ng failed to start with the data in {data.decode()}; reinstall espeakng-loader")
+            raise RuntimeError(
+                "espeak-ng failed to start with the data in "
+                f"{data.decode()}; reinstall espeakng-loader"
+            )
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._pieces: list[Float32Array] = []
         self._events: list[tuple[int, str]] = []
@@ -111,7 +163,9 @@ class Speaker:
         self._library.espeak_SetSynthCallback(self._callback)
 
     def say(self, text: str, voice: Voice) -> Utterance:
-        """Speaks `text`; raises `ValueError` if espeak-ng does not know the voice or makes no sound of the text."""
+        """Speaks `text`; raises `ValueError` if espeak-ng does not know the voice or makes no sound
+        of the text.
+        """
         name = f"{voice.language}+{voice.variant}"
         if self._library.espeak_SetVoiceByName(name.encode()) != 0:
             raise ValueError(f"espeak-ng has no voice {name}")
@@ -135,7 +189,9 @@ class Speaker:
 
     def _collect(self, samples: Any, count: int, events: Any) -> int:
         if samples and count:
-            self._pieces.append(np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / _FULL_SCALE)
+            self._pieces.append(
+                np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / _FULL_SCALE
+            )
         index = 0
         while events[index].type:
             event = events[index]
@@ -149,8 +205,9 @@ class Speaker:
 class Speech:
     """Recordings end to end.
 
-    `power (80, 4·n)` uint8: log10 of the mel power in tenths above 1e-10; `peaks (r,)` float32: each recording's
-    largest log10; `track (n, 3)` float32, `shut`, `silent` `(n,)` as in `MouthTrack`; `starts (r + 1,)`: first frames.
+    `power (80, 4·n)` uint8: log10 of the mel power in tenths above 1e-10; `peaks (r,)` float32:
+    each recording's largest log10; `track (n, 3)` float32, `shut`, `silent` `(n,)` as in
+    `MouthTrack`; `starts (r + 1,)`: first frames.
     """
 
     power: UInt8Array
@@ -169,9 +226,11 @@ class Speech:
 
 
 def synthesize(seeds: range, processes: int) -> Speech:
-    """Synthesizes one recording per seed in `processes` processes; the result depends on the seeds alone.
+    """Synthesizes one recording per seed in `processes` processes; the result depends on the seeds
+    alone.
 
-    Every recording has a process of its own, since espeak-ng's output depends on what it spoke before.
+    Every recording has a process of its own, since espeak-ng's output depends on what it spoke
+    before.
     """
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
         powers, peaks, tracks = zip(*pool.imap(_spectrogram, seeds), strict=True)
@@ -206,7 +265,8 @@ def record(speaker: Speaker, seed: int) -> tuple[Float32Array, MouthTrack]:
     )
     length_s = generator.uniform(*_LENGTH_S)
     if generator.random() < _SILENT_SHARE:
-        dry, phonemes = np.zeros(int(length_s * SAMPLE_RATE_HZ), np.float32), list[Phoneme]()
+        dry = np.zeros(int(length_s * SAMPLE_RATE_HZ), np.float32)
+        phonemes = list[Phoneme]()
     else:
         dry, phonemes = _sentences(speaker, generator, voice, length_s)
     frames = -(-len(dry) // SAMPLES_PER_FRAME)
@@ -218,14 +278,18 @@ def _sentences(
     speaker: Speaker, generator: np.random.Generator, voice: Voice, length_s: float
 ) -> tuple[Float32Array, list[Phoneme]]:
     """Sentences with pauses around them, at least `length_s` long, with peaks at `_PEAK`."""
-    pieces, phonemes, time_s = list[Float32Array](), list[Phoneme](), 0.0
+    pieces = list[Float32Array]()
+    phonemes = list[Phoneme]()
+    time_s = 0.0
     while time_s < length_s:
         pause = np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32)
         spoken = speaker.say(_text(generator, voice.language), voice)
         samples = _resampled(spoken.samples, spoken.rate_hz)
         samples *= np.float32(_PEAK) / max(float(np.abs(samples).max()), 1e-6)
         start_s = time_s + len(pause) / SAMPLE_RATE_HZ
-        phonemes += [Phoneme(p.symbol, p.start_s + start_s, p.end_s + start_s) for p in spoken.phonemes]
+        phonemes += [
+            Phoneme(p.symbol, p.start_s + start_s, p.end_s + start_s) for p in spoken.phonemes
+        ]
         pieces += [pause, samples.astype(np.float32)]
         time_s += (len(pause) + len(samples)) / SAMPLE_RATE_HZ
     pieces.append(np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32))
@@ -244,7 +308,9 @@ def _text(generator: np.random.Generator, language: str) -> str:
 
 
 def _resampled(samples: Float32Array, rate_hz: int) -> Float32Array:
-    """Resamples to 16 kHz by truncating the spectrum; padding keeps the end from wrapping around to the start."""
+    """Resamples to 16 kHz by truncating the spectrum; padding keeps the end from wrapping around to
+    the start.
+    """
     margin = rate_hz // 10
     length = -(-(len(samples) + margin) // rate_hz) * rate_hz
     size = length * SAMPLE_RATE_HZ // rate_hz
@@ -263,7 +329,9 @@ def _degraded(generator: np.random.Generator, dry: Float32Array) -> Float32Array
     sound = sound * np.float32(10 ** (generator.uniform(*_GAIN_DB) / 20))
     noisy = generator.random() < _NOISY_SHARE
     level_db = generator.uniform(*_NOISE_DB) if noisy else _NOISE_DB[0] - 25
-    noise = _equalized(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _EQUALIZER_DB)
+    noise = _equalized(
+        generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _EQUALIZER_DB
+    )
     loudness = float(np.abs(sound).max()) or _PEAK
     scale = loudness * 10 ** (level_db / 20) / max(float(noise.std()), 1e-9)
     return np.clip(sound + np.float32(scale) * noise, -1, 1).astype(np.float32)
@@ -278,10 +346,16 @@ def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Ar
     return fftconvolve(sound, echo)[: len(sound)].astype(np.float32)
 
 
-def _equalized(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
+def _equalized(
+    generator: np.random.Generator, sound: Float32Array, spread_db: float
+) -> Float32Array:
     """Applies a smooth random zero-phase filter."""
     size = 1 << (len(sound) - 1).bit_length()
     position = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_EQUALIZER_POINTS - 1)
-    gain_db = np.interp(position, np.arange(_EQUALIZER_POINTS), generator.normal(0, spread_db / 2, _EQUALIZER_POINTS))
+    gain_db = np.interp(
+        position,
+        np.arange(_EQUALIZER_POINTS),
+        generator.normal(0, spread_db / 2, _EQUALIZER_POINTS),
+    )
     filtered = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain_db / 20), size)
     return filtered[: len(sound)].astype(np.float32)

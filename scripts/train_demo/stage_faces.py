@@ -1,4 +1,6 @@
-"""Trains the autoencoder on aligned faces, and a small network that predicts the mouth from them."""
+"""Trains the autoencoder on aligned faces, and a small network that predicts the mouth from
+them.
+"""
 
 import numpy as np
 import torch
@@ -8,17 +10,27 @@ from torch import Tensor, nn
 from latentsync_trt.face.align import mouth_mask
 from scripts.train_demo.datasets import FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
-from scripts.train_demo.networks import Sizes, image_mouth_predictor, latents_of, lower_part, make_vae
+from scripts.train_demo.networks import (
+    Sizes,
+    image_mouth_predictor,
+    latents_of,
+    lower_part,
+    make_vae,
+)
 
-_MASKED_SHARE, _SOURCE_SHARE = 0.2, 0.3
-_EDGE_WEIGHT, _DIVERGENCE_WEIGHT = 1.0, 1e-4
+_MASKED_SHARE = 0.2
+_SOURCE_SHARE = 0.3
+_EDGE_WEIGHT = 1.0
+_DIVERGENCE_WEIGHT = 1e-4
 _MOUTH_WEIGHT = 3.0
-_LIGHT, _SHIFT = 0.15, 0.1
+_LIGHT = 0.15
+_SHIFT = 0.1
 _VALUE_WEIGHTS = (4.0, 1.0, 1.0)
 _IMAGE_NOISE = 0.05
 
 # Where the mouth is in an aligned face, as shares of its height and width.
-_MOUTH_ROWS, _MOUTH_COLUMNS = (0.42, 0.80), (0.22, 0.78)
+_MOUTH_ROWS = (0.42, 0.80)
+_MOUTH_COLUMNS = (0.22, 0.78)
 
 
 def train_vae(
@@ -38,7 +50,8 @@ def train_vae(
         images = _drawn(faces, generator, plan.batch, mask)
         noise = normal(generator, (plan.batch, 4, side // 8, side // 8), images.device)
         posterior = vae.encode(images).latent_dist
-        mean, log_variance = posterior.mean, posterior.logvar
+        mean = posterior.mean
+        log_variance = posterior.logvar
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).mean()
         reconstructed = vae.decode(mean + noise * torch.exp(0.5 * log_variance)).sample.float()
         level = ((reconstructed - images).abs() * weight).mean()
@@ -47,7 +60,8 @@ def train_vae(
         return {"loss": loss, "level": level, "edges": edges, "divergence": divergence}
 
     run_stage("vae", vae, losses, plan, context)
-    generator, count = context.generator("spread", 0), 512
+    generator = context.generator("spread", 0)
+    count = 512
     take = torch.from_numpy(generator.integers(0, len(faces), count))
     frame = torch.from_numpy(generator.integers(0, faces.frames, count))
     with torch.no_grad():
@@ -59,7 +73,8 @@ def train_vae(
 
 def _drawn(faces: FaceDataset, generator: np.random.Generator, batch: int, mask: Tensor) -> Tensor:
     """Target, source and masked faces at random, with random gain and shift of their colors."""
-    device, take = faces.device, generator.integers(0, len(faces), batch)
+    device = faces.device
+    take = generator.integers(0, len(faces), batch)
     frame = to_device(generator.integers(0, faces.frames, batch), device)
     spoken = as_images(faces.spoken[to_device(take, device), frame])
     source = as_images(faces.source[to_device(faces.scene[take], device), frame])
@@ -73,7 +88,11 @@ def _drawn(faces: FaceDataset, generator: np.random.Generator, batch: int, mask:
 
 
 def train_mouth_predictor(
-    vae: AutoencoderKL, faces: FaceDataset, speech: SpeechDataset, plan: StagePlan, context: TrainingContext
+    vae: AutoencoderKL,
+    faces: FaceDataset,
+    speech: SpeechDataset,
+    plan: StagePlan,
+    context: TrainingContext,
 ) -> nn.Sequential:
     """Finds the mouth in an image; the U-Net's second stage learns from it."""
     torch.manual_seed(context.seed)
@@ -82,9 +101,13 @@ def train_mouth_predictor(
 
     def losses(step: int) -> Losses:
         """Errors of the mouths predicted from faces, half of them reconstructed by the codec."""
-        generator, batch = context.generator("mouth", step), plan.batch
-        take, frame = generator.integers(0, len(faces), batch), generator.integers(0, faces.frames, batch)
-        images = as_images(faces.spoken[to_device(take, context.device), to_device(frame, context.device)])
+        generator = context.generator("mouth", step)
+        batch = plan.batch
+        take = generator.integers(0, len(faces), batch)
+        frame = generator.integers(0, faces.frames, batch)
+        images = as_images(
+            faces.spoken[to_device(take, context.device), to_device(frame, context.device)]
+        )
         with torch.no_grad():
             images[: batch // 2] = vae.decode(latents_of(vae, images[: batch // 2])).sample.float()
         images += _IMAGE_NOISE * normal(generator, tuple(images.shape), images.device)
@@ -99,7 +122,9 @@ def train_mouth_predictor(
 def mouth_region(side: int, device: torch.device) -> Tensor:
     """1 in the mouth's rectangle of an aligned face of `side` pixels, else 0: `(side, side)`."""
     region = torch.zeros(side, side, device=device)
-    rows, columns = ([round(share * side) for share in ends] for ends in (_MOUTH_ROWS, _MOUTH_COLUMNS))
+    rows, columns = (
+        [round(share * side) for share in ends] for ends in (_MOUTH_ROWS, _MOUTH_COLUMNS)
+    )
     region[rows[0] : rows[1], columns[0] : columns[1]] = 1.0
     return region
 

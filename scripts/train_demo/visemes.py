@@ -1,7 +1,9 @@
-"""From phonemes to mouth shapes: opening, width and rounding at 25 frames a second, with lips closed for m, b, p.
+"""From phonemes to mouth shapes: opening, width and rounding at 25 frames a second, with lips
+closed for m, b, p.
 
-The shape at a time is a weighted mean over neighboring phonemes, with weights that decay with distance (after Cohen and
-Massaro's model of co-articulation). Closures are not blended: they multiply the opening by zero, with a ramp around.
+The shape at a time is a weighted mean over neighboring phonemes, with weights that decay with
+distance (after Cohen and Massaro's model of co-articulation). Closures are not blended: they
+multiply the opening by zero, with a ramp around.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,16 +21,20 @@ FINE_HZ = 200  # rate at which phonemes are blended, before sampling at the fram
 _REACH_S = 0.045
 _SMOOTH_S = 0.02
 _SHORTEST_PAUSE_S = 0.06
-_PAUSE_MARGIN_S = 0.09  # the mouth closes after the last sound, and opens before the first, within this time
+# the mouth closes after the last sound, and opens before the first, within this time
+_PAUSE_MARGIN_S = 0.09
 _RAMP_S = 0.055  # lips open and close over this time
 _SHORTEST_CLOSURE_S = 0.05  # longer than a frame, so that at least one frame shows every closure
 _RELEASE_S = 0.012
-_VOICELESS_HOLD_S = 0.05  # espeak-ng times p at its burst; the lips are together in the silence before
+# espeak-ng times p at its burst; the lips are together in the silence before
+_VOICELESS_HOLD_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Phoneme:
-    """An IPA symbol ("" = a pause) with its start and end in seconds from the start of the utterance."""
+    """An IPA symbol ("" = a pause) with its start and end in seconds from the start of the
+    utterance.
+    """
 
     symbol: str
     start_s: float
@@ -73,8 +79,8 @@ SHAPES = {symbol: shape for symbols, shape in _GROUPS for symbol in symbols}
 class MouthTrack:
     """A mouth at 25 frames a second; frame i is at i/25 s. All `(n,)`.
 
-    `opening`, `rounding` float32 in [0, 1], `width` float32 in [−1, 1]; `shut`: lips together for m, b or p; `silent`:
-    no speech, and the mouth is at rest.
+    `opening`, `rounding` float32 in [0, 1], `width` float32 in [−1, 1]; `shut`: lips together for
+    m, b or p; `silent`: no speech, and the mouth is at rest.
     """
 
     opening: Float32Array
@@ -103,16 +109,21 @@ def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
     targets = [(SHAPES[part.symbol], part) for part in spoken]
     targets += [(_SILENCE, pause) for pause in pauses]
     # Lips have inertia.
-    blend = gaussian_filter1d(_blended(targets, time), _SMOOTH_S * FINE_HZ, axis=0, mode="nearest", truncate=3)
+    blend = gaussian_filter1d(
+        _blended(targets, time), _SMOOTH_S * FINE_HZ, axis=0, mode="nearest", truncate=3
+    )
     lips = list(_closures(phonemes))
     gate = _gate(time, lips) * _gate(time, _quiet(pauses))
     blend[:, 0] *= gate
     # Rounded first: 49/25 s is a hair more than 49 frames.
     frames = np.arange(ceil(round(duration_s * MODEL_FPS, 6))) / MODEL_FPS
     opening, width, rounding = (np.interp(frames, time, blend[:, index]) for index in range(3))
-    shut, silent = _within(frames, lips), _within(frames, _quiet(pauses))
+    shut = _within(frames, lips)
+    silent = _within(frames, _quiet(pauses))
     opening[shut | silent] = 0.0
-    return MouthTrack(*(part.astype(np.float32) for part in (opening, width, rounding)), shut, silent)
+    return MouthTrack(
+        *(part.astype(np.float32) for part in (opening, width, rounding)), shut, silent
+    )
 
 
 def _parts(phoneme: Phoneme) -> Iterator[Phoneme]:
@@ -136,7 +147,9 @@ def _pauses(spoken: Sequence[Phoneme], duration_s: float) -> Iterator[Phoneme]:
 def _quiet(pauses: Iterable[Phoneme]) -> list[tuple[float, float]]:
     """Start and end, in seconds, of the part of each pause in which the mouth is at rest."""
     margin = _PAUSE_MARGIN_S
-    intervals = [(pause.start_s + margin * (pause.start_s > 0), pause.end_s - margin) for pause in pauses]
+    intervals = [
+        (pause.start_s + margin * (pause.start_s > 0), pause.end_s - margin) for pause in pauses
+    ]
     return [(start, end) for start, end in intervals if end > start]
 
 
@@ -144,9 +157,11 @@ def _closures(phonemes: Iterable[Phoneme]) -> Iterator[tuple[float, float]]:
     """Start and end, in seconds, of each time that the lips are together."""
     for phoneme in phonemes:
         if "m" in phoneme.symbol or "b" in phoneme.symbol:
-            start, end = phoneme.start_s, phoneme.end_s - _RELEASE_S
+            start = phoneme.start_s
+            end = phoneme.end_s - _RELEASE_S
         elif "p" in phoneme.symbol:
-            start, end = phoneme.start_s - _VOICELESS_HOLD_S, phoneme.start_s + _RELEASE_S
+            start = phoneme.start_s - _VOICELESS_HOLD_S
+            end = phoneme.start_s + _RELEASE_S
         else:
             continue
         lacking = max(0.0, _SHORTEST_CLOSURE_S - (end - start))
@@ -158,7 +173,8 @@ def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Fl
     total = np.zeros((len(time), 3))
     weights = np.full((len(time), 1), 1e-9)
     for shape, part in targets:
-        center, hold = (part.start_s + part.end_s) / 2, (part.end_s - part.start_s) / 3
+        center = (part.start_s + part.end_s) / 2
+        hold = (part.end_s - part.start_s) / 3
         first, last = np.searchsorted(time, (part.start_s - 0.4, part.end_s + 0.4))
         distance = np.maximum(np.abs(time[first:last] - center) - hold, 0.0)
         pull = shape[3] * np.exp(-distance / _REACH_S)[:, None]

@@ -17,8 +17,9 @@ from tests import narrow
 from tests.exports import ExportCache
 
 UNET = replace(narrow.UNET, widths=(64, 128), motion_down=(False, False), motion_up=(False, True))
-"""Two channels in a group of the norms, the fewest that the CUDA form's kernel takes; and no more parts than must be
-traced, which is what costs time."""
+"""Two channels in a group of the norms, the fewest that the CUDA form's kernel takes; and no more
+parts than must be traced, which is what costs time.
+"""
 
 ONE_LEVEL = replace(narrow.ONE_LEVEL, widths=(64,))
 
@@ -29,16 +30,19 @@ VAE_WIDTHS = 16, 16, 32, 32
 UNGUIDED_CACHED = step_graph(guided=False, cached=True)
 
 HALF_UNET = replace(narrow.UNET, widths=(128, 64))
-"""Heads of 16 and of 8: in half precision the former export as whole `Attention` ops, the latter in parts."""
+"""Heads of 16 and of 8: in half precision the former export as whole `Attention` ops, the latter in
+parts.
+"""
 
 
 @pytest.fixture(scope="package", autouse=True)
 def patched() -> Iterator[None]:
-    """Kernels for narrow networks, and a table of the exporter's that is made once instead of for each graph.
+    """Kernels for narrow networks, and a table of the exporter's that is made once instead of for
+    each graph.
 
-    BiasSplitGelu and BiasAdd exist for a few widths only, none of which is narrow; here, for narrow ones, too. And few
-    keys are fewer than these networks have pixels. PyTorch's table of operators takes a second, longer than tracing a
-    small graph.
+    BiasSplitGelu and BiasAdd exist for a few widths only, none of which is narrow; here, for narrow
+    ones, too. And few keys are fewer than these networks have pixels. PyTorch's table of operators
+    takes a second, longer than tracing a small graph.
     """
     made_once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +53,9 @@ def patched() -> Iterator[None]:
         yield
 
 
-def export_only(graphs: Sequence[str], options: ExportOptions, progress: Progress | None = None) -> Path:
+def export_only(
+    graphs: Sequence[str], options: ExportOptions, progress: Progress | None = None
+) -> Path:
     """As `export_bundle`, of some of the graphs."""
     planned = exporter.plan_graphs
 
@@ -88,7 +94,9 @@ def resizable(exports: ExportCache, one_level: Sources) -> Path:
     """Two networks for 64 to 192 px, not verified: of each kind one that is traced soon."""
 
     def make(out: Path) -> None:
-        export_only((VAE_ENCODER, CACHED_STEP), narrow.narrow_options(one_level, out, verify=False, **SIZES))
+        export_only(
+            (VAE_ENCODER, CACHED_STEP), narrow.narrow_options(one_level, out, verify=False, **SIZES)
+        )
 
     return exports.bundle("resizable", make)
 

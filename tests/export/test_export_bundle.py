@@ -57,7 +57,10 @@ WELL_CONDITIONED = 1e-5
 def test_bundle_is_complete_and_its_manifest_correct(bundle: Path) -> None:
     manifest = Bundle.load(bundle).manifest
     assert np.array_equal(np.load(bundle / MEL_FILTERS), computed_filters())
-    assert (manifest.audio_layers, manifest.audio_width) == (narrow.WHISPER.layers, narrow.AUDIO_WIDTH)
+    assert (manifest.audio_layers, manifest.audio_width) == (
+        narrow.WHISPER.layers,
+        narrow.AUDIO_WIDTH,
+    )
     assert manifest.verification.keys() == manifest.graphs.keys()
     assert max(manifest.verification.values()) <= WELL_CONDITIONED
     assert manifest.tools.keys() == {"latentsync-trt", *TOOLS}
@@ -68,7 +71,11 @@ def test_bundle_is_complete_and_its_manifest_correct(bundle: Path) -> None:
 def stored(graph: Path) -> set[tuple[int, int]]:
     """Offset and length of each tensor that a graph reads from its weights file."""
     tensors = (value.const_value for value in ir.load(graph).graph.initializers.values())
-    return {(each.offset or 0, each.length or 0) for each in tensors if isinstance(each, ir.ExternalTensor)}
+    return {
+        (each.offset or 0, each.length or 0)
+        for each in tensors
+        if isinstance(each, ir.ExternalTensor)
+    }
 
 
 def test_all_steps_share_one_weights_file(bundle: Path) -> None:
@@ -84,14 +91,25 @@ def test_all_steps_share_one_weights_file(bundle: Path) -> None:
 
 @pytest.mark.parametrize("names", [(VAE_ENCODER, VAE_DECODER), STEPS], ids=["vae", "unet"])
 def test_both_forms_read_the_same_weights(bundle: Path, names: tuple[str, ...]) -> None:
-    """But for padded, doubled and divided ones, which are a sixth in networks as narrow as these."""
-    portable, cuda = (set.union(*(stored(bundle / f"{name}{form}.onnx") for name in names)) for form in ("", ".cuda"))
-    assert 0 < sum(length for _, length in cuda - portable) < 0.2 * sum(length for _, length in portable)
+    """But for padded, doubled and divided ones, which are a sixth in networks as narrow as
+    these.
+    """
+    portable, cuda = (
+        set.union(*(stored(bundle / f"{name}{form}.onnx") for name in names))
+        for form in ("", ".cuda")
+    )
+    assert (
+        0
+        < sum(length for _, length in cuda - portable)
+        < 0.2 * sum(length for _, length in portable)
+    )
 
 
 def test_group_norm_of_the_graphs_is_one_that_tensorrt_computes_right(bundle: Path) -> None:
-    """From opset 21 on, scale and bias are per channel, which the parser has read since TensorRT 10.9. Up to 10.16 it
-    takes one group for a group per channel: https://github.com/NVIDIA/TensorRT/issues/4756."""
+    """From opset 21 on, scale and bias are per channel, which the parser has read since TensorRT
+    10.9. Up to 10.16 it takes one group for a group per channel:
+    https://github.com/NVIDIA/TensorRT/issues/4756.
+    """
     norms = []
     for path in [bundle / f"{name}.onnx" for name in GRAPHS]:
         model = onnx.load(path, load_external_data=False)
@@ -115,8 +133,9 @@ LARGE = 2e5
 
 
 def overflowing(vae: Any) -> Any:
-    """`vae`, whose values are `LARGE` times as large between the decoder's second and third block; its pictures are the
-    same, as a norm or a smaller weight follows on every way."""
+    """`vae`, whose values are `LARGE` times as large between the decoder's second and third block;
+    its pictures are the same, as a norm or a smaller weight follows on every way.
+    """
     grown = vae.decoder.up_blocks[1].upsamplers[0].conv
     with torch.no_grad():
         grown.weight.mul_(LARGE)
@@ -131,11 +150,19 @@ def test_values_beyond_half_precision_end_the_export_at_once_and_leave_nothing(
     """Though verification runs on a CPU, whose pictures are right."""
     overflowing(narrow.make_vae(VAE_WIDTHS)).save_pretrained(tmp_path / "vae")
     out = tmp_path / "out" / "bundle"
-    options = narrow.narrow_options(replace(sources, vae=tmp_path / "vae"), out, precision="fp16", cuda_form=False)
+    options = narrow.narrow_options(
+        replace(sources, vae=tmp_path / "vae"), out, precision="fp16", cuda_form=False
+    )
     stages: list[str] = []
-    with pytest.raises(ExportMismatch, match=r"output image: .* are not finite; export with --precision fp32"):
+    with pytest.raises(
+        ExportMismatch, match=r"output image: .* are not finite; export with --precision fp32"
+    ):
         export_only((VAE_DECODER, CACHED_STEP), options, lambda stage, _: stages.append(stage))
-    assert stages == ["loading checkpoints", "exporting vae_decoder (1 of 2)", "verifying vae_decoder (1 of 2)"]
+    assert stages == [
+        "loading checkpoints",
+        "exporting vae_decoder (1 of 2)",
+        "verifying vae_decoder (1 of 2)",
+    ]
     assert list(out.parent.iterdir()) == []
 
 
@@ -146,19 +173,28 @@ NOISE_ALONE = np.array([0, 1, 0, 0, 0], np.float32)
 @deprecated
 def test_a_loop_of_steps_agrees_with_the_diffusers_scheduler(bundle: Path) -> None:
     """The scheduler of diffusers on the host, with noise that the same graph predicts."""
-    steps, guidance, side, random = 8, 1.5, narrow.RESOLUTION_PX // 8, np.random.default_rng(3)
+    steps = 8
+    guidance = 1.5
+    side = narrow.RESOLUTION_PX // 8
+    random = np.random.default_rng(3)
     noise = random.standard_normal((1, 4, 1, side, side), np.float32)
     conditioning = random.standard_normal((9, narrow.FRAMES, side, side), np.float32)
-    audio = random.standard_normal((narrow.FRAMES, 10 * narrow.WHISPER.layers, narrow.AUDIO_WIDTH), np.float32)
+    audio = random.standard_normal(
+        (narrow.FRAMES, 10 * narrow.WHISPER.layers, narrow.AUDIO_WIDTH), np.float32
+    )
     session = Session(bundle / f"{FULL_STEP}.onnx")
     denoiser = GraphDenoiser(lambda _: session, Selection("cpu"))
-    found = denoise(denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
+    found = denoise(
+        denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1)
+    )
     solver = diffusers_solver(steps)
     latents = torch.from_numpy(noise).repeat(1, 1, narrow.FRAMES, 1, 1)
     for timestep in solver.timesteps:
         denoiser.begin(latents[0].numpy(), conditioning, audio, guidance)
         denoiser.step(int(timestep), NOISE_ALONE, cached=False)
-        latents = solver.step(torch.from_numpy(denoiser.latents()[None]), timestep, latents).prev_sample
+        latents = solver.step(
+            torch.from_numpy(denoiser.latents()[None]), timestep, latents
+        ).prev_sample
     wanted = latents[0].numpy()
     assert np.abs(found - wanted).max() <= SOLVER_TOLERANCE * np.abs(wanted).max()
 
@@ -199,17 +235,23 @@ def test_cuda_graph_computes_the_same_as_pytorch(
 
 
 @pytest.mark.slow
-def test_cuda_graph_of_two_levels_computes_the_same_as_pytorch(sources: Sources, tmp_path: Path) -> None:
+def test_cuda_graph_of_two_levels_computes_the_same_as_pytorch(
+    sources: Sources, tmp_path: Path
+) -> None:
     folder = export_only((FULL_STEP,), narrow.narrow_options(sources, tmp_path / "bundle"))
     plan = plans_of(load_networks(sources, options_of(), torch.float32))[FULL_STEP]
     assert error_of(folder / f"{FULL_STEP}.cuda.onnx", plan, tmp_path) <= SAME
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_fused_operators_are_in_the_graphs_and_onnxruntime_lacks_only_their_kernels(bundle: Path, name: str) -> None:
-    """Types, shapes and attributes are what the operators' schemas say, as far as a session gets on a CPU.
+def test_fused_operators_are_in_the_graphs_and_onnxruntime_lacks_only_their_kernels(
+    bundle: Path, name: str
+) -> None:
+    """Types, shapes and attributes are what the operators' schemas say, as far as a session gets on
+    a CPU.
 
-    Activations stay channels-last: cuDNN finds no plan for a fused convolution of four channels before the pixels.
+    Activations stay channels-last: cuDNN finds no plan for a fused convolution of four channels
+    before the pixels.
     """
     nodes = onnx.load(bundle / f"{name}.cuda.onnx", load_external_data=False).graph.node
     fused = {"SkipGroupNorm", "MultiHeadAttention"}
@@ -218,14 +260,22 @@ def test_fused_operators_are_in_the_graphs_and_onnxruntime_lacks_only_their_kern
     if name in (VAE_ENCODER, FULL_STEP):
         assert fused <= {node.op_type for node in nodes}
     assert {node.domain for node in nodes if node.op_type == "Conv"} == {cuda_ops.LAYOUT_DOMAIN}
-    with pytest.raises(EngineBuildError, match=r"Failed to find kernel|Could not find an implementation"):
+    with pytest.raises(
+        EngineBuildError, match=r"Failed to find kernel|Could not find an implementation"
+    ):
         Session(bundle / f"{name}.cuda.onnx")
 
 
 def test_networks_that_the_kernels_do_not_take_are_portable_only(networks: Networks) -> None:
-    assert {plan.name for plan in plan_graphs(networks, options_of())} == {*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS}
+    assert {plan.name for plan in plan_graphs(networks, options_of())} == {
+        *REQUIRED_GRAPHS,
+        *UNGUIDED_GRAPHS,
+    }
     assert cuda_obstacles(networks, options_of()) == {"unet": None, "vae": None}
-    assert cuda_obstacles(networks, options_of(dynamic=True)) == {"unet": "shapes vary", "vae": "shapes vary"}
+    assert cuda_obstacles(networks, options_of(dynamic=True)) == {
+        "unet": "shapes vary",
+        "vae": "shapes vary",
+    }
     narrower = replace(networks, unet=UNet(narrow.UNET), vae=narrow.make_vae())
     found = cuda_obstacles(narrower, options_of())
     assert found["unet"].endswith("not 32 channels in 32")

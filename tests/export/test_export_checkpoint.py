@@ -48,14 +48,19 @@ def test_configuration_and_weights_are_read_back(sources: Sources) -> None:
 def test_motion_modules_are_inferred(tmp_path: Path) -> None:
     config = dataclasses.replace(UNET, motion_down=(True, False))
     extra = {"surplus": torch.zeros(3)}  # not refused
-    assert load_unet(narrow.write_unet(tmp_path / "unet.pt", config, extra), torch.float32).config == config
+    assert (
+        load_unet(narrow.write_unet(tmp_path / "unet.pt", config, extra), torch.float32).config
+        == config
+    )
 
 
 def test_published_names_and_shapes(reference: Path) -> None:
     published = json.loads(gzip.decompress((reference / "unet_state_dict.json.gz").read_bytes()))
     for title, tensors in published.items():
         down = "decoder-only" not in title
-        config = UNetConfig((320, 640, 1280, 1280), 2, 384, (True, True, True, False), (down,) * 4, (True,) * 4, 24)
+        config = UNetConfig(
+            (320, 640, 1280, 1280), 2, 384, (True, True, True, False), (down,) * 4, (True,) * 4, 24
+        )
         with torch.device("meta"):
             table = origins(UNet(config))
         ours = {name: list(origin.shape) for origin in table.values() for name in origin.names}
@@ -67,18 +72,28 @@ def test_published_names_and_shapes(reference: Path) -> None:
     [
         (None, r"1 of \d+ tensors .* first conv_out\.bias: missing, not \(4,\)"),
         (torch.zeros(5), r"1 of \d+ tensors .* first conv_out\.bias: \(5,\), not \(4,\)"),
-        (torch.full((4,), float("nan")), r"conv_out\.bias .*values up to nan, .*; the file is damaged"),
-        (torch.full((4,), 1e6), r"conv_out\.bias .*values up to 1e\+06, .*; export with --precision fp32"),
+        (
+            torch.full((4,), float("nan")),
+            r"conv_out\.bias .*values up to nan, .*; the file is damaged",
+        ),
+        (
+            torch.full((4,), 1e6),
+            r"conv_out\.bias .*values up to 1e\+06, .*; export with --precision fp32",
+        ),
     ],
 )
-def test_wrong_tensors_are_named(sources: Sources, tmp_path: Path, value: torch.Tensor | None, message: str) -> None:
+def test_wrong_tensors_are_named(
+    sources: Sources, tmp_path: Path, value: torch.Tensor | None, message: str
+) -> None:
     path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": value})
     with pytest.raises(CheckpointError, match=rf"unet\.pt: {message}"):
         load_unet(path, torch.float16)
 
 
 def test_bfloat16_weights_are_read(sources: Sources, tmp_path: Path) -> None:
-    path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": torch.ones(4, dtype=torch.bfloat16)})
+    path = _edited(
+        sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": torch.ones(4, dtype=torch.bfloat16)}
+    )
     assert torch.equal(load_unet(path, torch.float32).conv_out.bias, torch.ones(4))
 
 
@@ -119,9 +134,15 @@ def test_a_pickle_with_code_is_not_executed(sources: Sources, tmp_path: Path) ->
 
 def test_the_published_vae_has_older_attention_names(sources: Sources, tmp_path: Path) -> None:
     vae = shutil.copytree(sources.vae, tmp_path / "vae")
-    tensors, renamed = load_file(vae / WEIGHTS), {}
+    tensors = load_file(vae / WEIGHTS)
+    renamed = {}
     for name, tensor in tensors.items():
-        for new, old in {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}.items():
+        for new, old in {
+            "to_q": "query",
+            "to_k": "key",
+            "to_v": "value",
+            "to_out.0": "proj_attn",
+        }.items():
             name = name.replace(f"attentions.0.{new}.", f"attentions.0.{old}.")
         renamed[name] = tensor
     assert renamed.keys() != tensors.keys()
@@ -146,6 +167,8 @@ def test_swapped_files_are_recognized(sources: Sources) -> None:
 
 
 def test_a_missing_default_checkpoint_says_how_to_get_it(tmp_path: Path) -> None:
-    result = CliRunner(env={"LATENTSYNC_TRT_CHECKPOINTS": str(tmp_path)}).invoke(main, ["export", "--model", "1.5"])
+    result = CliRunner(env={"LATENTSYNC_TRT_CHECKPOINTS": str(tmp_path)}).invoke(
+        main, ["export", "--model", "1.5"]
+    )
     assert result.exit_code == 2
     assert "get it with `latentsync-trt download 1.5`" in result.stderr

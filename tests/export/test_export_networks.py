@@ -52,10 +52,15 @@ def test_unet_reproduces_the_release(reference: Path) -> None:
     network = load_unet(reference / "small" / "unet.pt", torch.float32)
     recorded = np.load(reference / "small" / "unet_io.npz")
     batch, channels, frames, height, width = recorded["sample"].shape
-    sample = torch.from_numpy(recorded["sample"]).transpose(1, 2).reshape(-1, channels, height, width)
+    sample = (
+        torch.from_numpy(recorded["sample"]).transpose(1, 2).reshape(-1, channels, height, width)
+    )
     audio = torch.from_numpy(recorded["audio"]).flatten(0, 1)
     noise, _ = network(sample, torch.from_numpy(recorded["timestep"]), audio, frames=frames)
-    assert relative(noise.unflatten(0, (batch, frames)).transpose(1, 2), recorded["output"]) <= NETWORK_TOLERANCE
+    assert (
+        relative(noise.unflatten(0, (batch, frames)).transpose(1, 2), recorded["output"])
+        <= NETWORK_TOLERANCE
+    )
 
 
 def test_vae_reproduces_the_release(reference: Path) -> None:
@@ -72,11 +77,15 @@ def test_whisper_reproduces_the_release(reference: Path, assets: Path) -> None:
     import av
 
     with av.open(str(assets / "demo1_audio.wav")) as container:
-        samples = np.concatenate([frame.to_ndarray().ravel() for frame in container.decode(audio=0)])
+        samples = np.concatenate(
+            [frame.to_ndarray().ravel() for frame in container.decode(audio=0)]
+        )
     mel = log_mel(samples.astype(np.float32) / 32768)
     segment = np.zeros((1, 80, 3000), np.float32)
     segment[0, :, : mel.shape[1]] = mel
-    features = load_whisper(reference / "small" / "whisper.pt", torch.float32)(torch.from_numpy(segment))
+    features = load_whisper(reference / "small" / "whisper.pt", torch.float32)(
+        torch.from_numpy(segment)
+    )
     recorded = np.load(reference / "small" / "whisper_io.npz")["features"]
     assert relative(features[0, : len(recorded)], recorded) <= FEATURE_TOLERANCE
 
@@ -84,7 +93,9 @@ def test_whisper_reproduces_the_release(reference: Path, assets: Path) -> None:
 def test_guided_halves_equal_two_separate_runs(unet: UNet, step: dict[str, torch.Tensor]) -> None:
     both, _ = unet(**step, frames=narrow.FRAMES, guided=True)
     conditional, _ = unet(**step, frames=narrow.FRAMES)
-    unconditional, _ = unet(**(step | {"audio": torch.zeros_like(step["audio"])}), frames=narrow.FRAMES)
+    unconditional, _ = unet(
+        **(step | {"audio": torch.zeros_like(step["audio"])}), frames=narrow.FRAMES
+    )
     assert relative(both[: narrow.FRAMES], unconditional.numpy()) <= SAME_ARITHMETIC
     assert relative(both[narrow.FRAMES :], conditional.numpy()) <= SAME_ARITHMETIC
     assert relative(conditional, unconditional.numpy()) > 100 * SAME_ARITHMETIC
@@ -99,7 +110,9 @@ def test_windows_are_independent(unet: UNet, step: dict[str, torch.Tensor]) -> N
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_cached_step_continues_from_hidden(unet: UNet, step: dict[str, torch.Tensor], guided: bool) -> None:
+def test_cached_step_continues_from_hidden(
+    unet: UNet, step: dict[str, torch.Tensor], guided: bool
+) -> None:
     full, hidden = unet(**step, frames=narrow.FRAMES, guided=guided)
     cached, _ = unet.tail()(**step, hidden=hidden, frames=narrow.FRAMES, guided=guided)
     assert relative(cached, full.numpy()) <= SAME_ARITHMETIC

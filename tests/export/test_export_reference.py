@@ -1,4 +1,6 @@
-"""Steps against the public release: the whole 20-step guided loop, with PyTorch and with exported graphs."""
+"""Steps against the public release: the whole 20-step guided loop, with PyTorch and with exported
+graphs.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.integration
 LOOP_TOLERANCE = 1e-3
 """float32 sums in another order, grown over 20 guided steps."""
 LEAST_DB = {"fp32": 60.0, "fp16": 40.0}
-"""Signal-to-noise ratio of exported graphs after the whole loop, compared with the float32 release."""
+"""Signal-to-noise ratio of exported graphs after the whole loop, compared with the float32
+release.
+"""
 
 
 class TorchDenoiser:
@@ -33,15 +37,31 @@ class TorchDenoiser:
         network = load_unet(unet, torch.float32)
         self._steps = [DenoiseStep(network, guided=True, cached=cached) for cached in (False, True)]
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
-        self._latents, *self._window = (torch.from_numpy(given)[None] for given in (latents, conditioning, audio))
-        self._history, self._guidance = torch.zeros_like(self._latents), torch.tensor(guidance)
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+    ) -> None:
+        self._latents, *self._window = (
+            torch.from_numpy(given)[None] for given in (latents, conditioning, audio)
+        )
+        self._history = torch.zeros_like(self._latents)
+        self._guidance = torch.tensor(guidance)
         self._hidden: tuple[torch.Tensor, ...] = ()
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
-        given = (torch.tensor(timestep), self._guidance, self._history, torch.from_numpy(coefficients))
+        given = (
+            torch.tensor(timestep),
+            self._guidance,
+            self._history,
+            torch.from_numpy(coefficients),
+        )
         with torch.inference_mode():
-            made = self._steps[cached](self._latents, *self._window, *given, *(self._hidden if cached else ()))
+            made = self._steps[cached](
+                self._latents, *self._window, *given, *(self._hidden if cached else ())
+            )
         self._latents, self._history = made[:2]
         self._hidden = made[2:] or self._hidden
 
@@ -55,9 +75,12 @@ def recorded(reference: Path) -> dict[str, np.ndarray]:
 
 
 def loop(denoiser: Denoiser, recorded: dict[str, np.ndarray], interval: int) -> np.ndarray:
-    steps, window = int(recorded["steps"]), (recorded["noise"], recorded["conditioning"][0], recorded["audio"])
+    steps = int(recorded["steps"])
+    window = (recorded["noise"], recorded["conditioning"][0], recorded["audio"])
     guidance = float(recorded["guidance"])
-    return denoise(denoiser, *window, guidance, ddim_schedule(steps), cache_plan(steps, interval))[None]
+    return denoise(denoiser, *window, guidance, ddim_schedule(steps), cache_plan(steps, interval))[
+        None
+    ]
 
 
 def test_the_loop_reproduces_the_release(reference: Path, recorded: dict[str, np.ndarray]) -> None:
@@ -76,11 +99,14 @@ def precision(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def exported(reference: Path, exports: ExportCache, precision: str) -> Path:
     """The steps of the recorded networks, not verified."""
-    small, how = reference / "small", {"precision": precision, "verify": False, "cuda_form": False}
+    small = reference / "small"
+    how = {"precision": precision, "verify": False, "cuda_form": False}
     sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
 
     def make(out: Path) -> None:
-        export_only((FULL_STEP, CACHED_STEP), ExportOptions(**sources, **how, output=out, resolution=128))
+        export_only(
+            (FULL_STEP, CACHED_STEP), ExportOptions(**sources, **how, output=out, resolution=128)
+        )
 
     return exports.bundle(f"reference_{precision}", make)
 
@@ -92,5 +118,8 @@ def test_exported_graphs_stay_near_the_release(
 ) -> None:
     graphs = {name: Session(exported / f"{name}.onnx") for name in (FULL_STEP, CACHED_STEP)}
     wanted = recorded[recording].astype(np.float64)
-    error = loop(GraphDenoiser(lambda name: graphs[name], Selection("cpu")), recorded, interval) - wanted
+    error = (
+        loop(GraphDenoiser(lambda name: graphs[name], Selection("cpu")), recorded, interval)
+        - wanted
+    )
     assert 10 * np.log10(np.mean(wanted**2) / np.mean(error**2)) >= LEAST_DB[precision]

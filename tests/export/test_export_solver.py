@@ -13,11 +13,15 @@ SOLVER_TOLERANCE = 1e-5
 """Relative, after every step: diffusers computes its coefficients in float32."""
 
 # diffusers gives NumPy a tensor in a way that NumPy 2 has deprecated.
-deprecated = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+deprecated = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+)
 
 
 def diffusers_solver(steps: int) -> Any:
-    """As the release configures its noise schedule; `set_alpha_to_one = False` is "sigma_min" here."""
+    """As the release configures its noise schedule; `set_alpha_to_one = False` is "sigma_min"
+    here.
+    """
     scheduler = DPMSolverMultistepScheduler(
         num_train_timesteps=1000,
         beta_start=0.00085,
@@ -37,13 +41,21 @@ def test_trajectory_of_a_linear_model_is_the_same(steps: int) -> None:
     random = np.random.default_rng(steps)
     latents = random.standard_normal((2, 4, 3, 8, 8), np.float32)
     mixing = random.standard_normal((8, 8), np.float32) / np.float32(6)
-    solver, wanted, history = diffusers_solver(steps), torch.from_numpy(latents.copy()), np.zeros_like(latents)
+    solver = diffusers_solver(steps)
+    wanted = torch.from_numpy(latents.copy())
+    history = np.zeros_like(latents)
     schedule = dpmpp_schedule(steps)
     assert [step.timestep for step in schedule] == solver.timesteps.tolist()
     for step in schedule:
         c_x, c_eps, c_history, d_x, d_eps = step.coefficients
         eps = latents @ mixing
-        latents, history = c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps
+        latents, history = (
+            c_x * latents + c_eps * eps + c_history * history,
+            d_x * latents + d_eps * eps,
+        )
         wanted = solver.step(wanted @ torch.from_numpy(mixing), step.timestep, wanted).prev_sample
         assert latents.dtype == np.float32
-        assert np.abs(latents - wanted.numpy()).max() <= SOLVER_TOLERANCE * np.abs(wanted.numpy()).max()
+        assert (
+            np.abs(latents - wanted.numpy()).max()
+            <= SOLVER_TOLERANCE * np.abs(wanted.numpy()).max()
+        )

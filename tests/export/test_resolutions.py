@@ -1,4 +1,6 @@
-"""`export --min-resolution`: graphs of several resolutions compute what those exported at one do."""
+"""`export --min-resolution`: graphs of several resolutions compute what those exported at one
+do.
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -40,10 +42,13 @@ EACH_GRAPH = [
     *(pytest.param(name, "several", marks=pytest.mark.slow) for name in (VAE_DECODER, FULL_STEP)),
 ]
 """With the fixture of its bundle."""
-LEAST_PX, MIDDLE_PX, MOST_PX = 64, 128, 192
+LEAST_PX = 64
+MIDDLE_PX = 128
+MOST_PX = 192
 SAME = 1e-5
-"""Relative, in float32: graphs are optimized differently, and at a size of its own one may use another norm (see
-`GroupNorm`)."""
+"""Relative, in float32: graphs are optimized differently, and at a size of its own one may use
+another norm (see `GroupNorm`).
+"""
 
 Synced = Callable[..., UInt8Array]
 
@@ -64,7 +69,9 @@ def test_height_and_width_vary_separately(
 ) -> None:
     plan = plans(networks)[name]
     wide = {
-        key: value[..., : value.shape[-1] // 3 * 2, :] if value.ndim > 3 and key != "audio" else value
+        key: value[..., : value.shape[-1] // 3 * 2, :]
+        if value.ndim > 3 and key != "audio"
+        else value
         for key, value in plan.inputs.items()
     }
     graph = request.getfixturevalue(bundle) / f"{name}.onnx"
@@ -73,7 +80,10 @@ def test_height_and_width_vary_separately(
 
 @pytest.mark.slow
 def test_two_levels_are_exported_and_verified(sources: Sources, tmp_path: Path) -> None:
-    export_only((FULL_STEP,), narrow.narrow_options(sources, tmp_path / "bundle", **SIZES | {"resolution": 128}))
+    export_only(
+        (FULL_STEP,),
+        narrow.narrow_options(sources, tmp_path / "bundle", **SIZES | {"resolution": 128}),
+    )
 
 
 def test_the_manifest_names_sizes_and_their_ranges(resizable: Path) -> None:
@@ -85,7 +95,9 @@ def test_the_manifest_names_sizes_and_their_ranges(resizable: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "bundle"), EACH_GRAPH)
-def test_one_engine_compiles_for_all_resolutions(name: str, bundle: str, request: pytest.FixtureRequest) -> None:
+def test_one_engine_compiles_for_all_resolutions(
+    name: str, bundle: str, request: pytest.FixtureRequest
+) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
     from scripts.check_graphs import compile_graph, plan_trials
 
@@ -100,7 +112,10 @@ def test_one_engine_compiles_for_all_resolutions(name: str, bundle: str, request
 def test_the_smallest_and_a_middle_resolution_are_verified(networks: Networks) -> None:
     for name, plan in plans(networks, min_resolution=LEAST_PX, dynamic=True).items():
         scale = 1 if name == VAE_ENCODER else 8
-        sizes = {next(iter(inputs.values())).shape[-1] * scale for inputs in (plan.inputs, *plan.further_inputs)}
+        sizes = {
+            next(iter(inputs.values())).shape[-1] * scale
+            for inputs in (plan.inputs, *plan.further_inputs)
+        }
         assert sizes == {LEAST_PX, MIDDLE_PX, MOST_PX}
 
 
@@ -108,7 +123,10 @@ def test_the_smallest_and_a_middle_resolution_are_verified(networks: Networks) -
     ("fields", "message"),
     [
         ({"min_resolution": 64}, "--min-resolution 64: .* add `--dynamic`"),
-        ({"min_resolution": 512, "dynamic": True, "resolution": 256}, "--min-resolution 512: .*above the largest, 256"),
+        (
+            {"min_resolution": 512, "dynamic": True, "resolution": 256},
+            "--min-resolution 512: .*above the largest, 256",
+        ),
     ],
 )
 def test_wrong_resolutions_are_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
@@ -136,7 +154,9 @@ def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
     """Syncs the clip; its frames."""
 
     def synced(lip_sync: LipSync, resolution: int | None = None) -> UInt8Array:
-        lip_sync.sync(*clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution, overwrite=True))
+        lip_sync.sync(
+            *clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution, overwrite=True)
+        )
         return np.stack(decoded(tmp_path / "out.mkv")).astype(np.int16)
 
     return synced
@@ -149,7 +169,9 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(
     folder = shutil.copytree(several, tmp_path / "fixed")
     manifest = read_manifest(folder)
     ranges = {
-        name: replace(span, optimum=span.minimum, maximum=span.minimum) if name in SIZE_STEPS else span
+        name: replace(span, optimum=span.minimum, maximum=span.minimum)
+        if name in SIZE_STEPS
+        else span
         for name, span in manifest.ranges.items()
     }
     write_manifest(folder, replace(manifest, resolution_px=LEAST_PX, ranges=ranges))
@@ -163,7 +185,9 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(
 
 
 @pytest.mark.slow
-def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
+def test_fixed_engines_refuse_another_resolution(
+    several: Path, clip: tuple[Path, Path], tmp_path: Path
+) -> None:
     with (
         LipSync.from_bundle(several, "cpu", RuntimeOptions(dynamic=False)) as fixed,
         pytest.raises(InputError, match="--static fixes engines at 192 px"),
@@ -181,4 +205,8 @@ def test_one_engine_of_tensorrt_runs_all_of_them(several: Path, stand_in: StandI
     for setting, answer in zip(settings, answers, strict=True):
         assert answer["difference"] <= SAME, setting
     # No resolution has engines of its own.
-    assert ended.count(r"build nodes=.* profiles=1 ") == ended.count(r"build nodes=") == len(REQUIRED_GRAPHS)
+    assert (
+        ended.count(r"build nodes=.* profiles=1 ")
+        == ended.count(r"build nodes=")
+        == len(REQUIRED_GRAPHS)
+    )

@@ -1,4 +1,6 @@
-"""Single graphs: wrong ones fail, honest half precision passes, the message says what to do, and attention's form."""
+"""Single graphs: wrong ones fail, honest half precision passes, the message says what to do, and
+attention's form.
+"""
 
 import re
 from collections.abc import Callable
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.integration
 Mutation = Callable[[ir.Model], None]
 
 HONEST = 2.0
-"""Most that an honest graph's error exceeds PyTorch's own: the roundings are the same, in another order."""
+"""Most that an honest graph's error exceeds PyTorch's own: the roundings are the same, in another
+order.
+"""
 
 
 Planned = tuple[GraphPlan, nn.Module]
@@ -34,9 +38,16 @@ Planned = tuple[GraphPlan, nn.Module]
 
 @pytest.fixture(scope="module")
 def planned(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Planned:
-    """The plan in half precision of a small graph with every kind of layer, and the module in float32."""
-    options = narrow.narrow_options(sources, tmp_path_factory.mktemp("none"), precision="fp16", cuda_form=False)
-    found = [plan_graphs(load_networks(sources, options, kind), options) for kind in (torch.float16, torch.float32)]
+    """The plan in half precision of a small graph with every kind of layer, and the module in
+    float32.
+    """
+    options = narrow.narrow_options(
+        sources, tmp_path_factory.mktemp("none"), precision="fp16", cuda_form=False
+    )
+    found = [
+        plan_graphs(load_networks(sources, options, kind), options)
+        for kind in (torch.float16, torch.float32)
+    ]
     plan, truth = (next(plan for plan in plans if plan.name == CACHED_STEP) for plans in found)
     return plan, truth.module
 
@@ -83,13 +94,17 @@ def without(op: str) -> Mutation:
     ],
     ids=["bias", "convolution", "norm", "gelu"],
 )
-def test_one_wrong_part_fails(planned: Planned, graph: Path, mutation: Mutation, tmp_path: Path) -> None:
+def test_one_wrong_part_fails(
+    planned: Planned, graph: Path, mutation: Mutation, tmp_path: Path
+) -> None:
     """The limits of float32 are narrower."""
     model = ir.load(graph)
     mutation(model)
     path = tmp_path / graph.name
     save_graph(model, path, WeightsFile(tmp_path / "unet.weights"))
-    with pytest.raises(ExportMismatch, match=r"denoise_step_cached\.onnx, output next_\w+: differs") as caught:
+    with pytest.raises(
+        ExportMismatch, match=r"denoise_step_cached\.onnx, output next_\w+: differs"
+    ) as caught:
         verify_graph(path, *planned, "fp16")
     assert re.search(r"by \d\.\d\de.* the limit is \d\.\d\de", str(caught.value))
 
@@ -102,17 +117,23 @@ class _Broken(nn.Module):
 def test_weights_that_give_nan_are_called_damaged(tmp_path: Path) -> None:
     plan = GraphPlan("broken", "unet", _Broken(), {"x": torch.ones(2, 3)}, ("y",))
     ir.save(build_graph(plan), tmp_path / "broken.onnx")
-    with pytest.raises(CheckpointError, match="PyTorch gives values that are not finite; the checkpoint is damaged"):
+    with pytest.raises(
+        CheckpointError, match="PyTorch gives values that are not finite; the checkpoint is damaged"
+    ):
         verify_graph(tmp_path / "broken.onnx", plan, plan.module, "fp32")
 
 
 @pytest.mark.parametrize(("width", "side_px"), [(64, 1), (32, 2)])
-def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int, tmp_path: Path) -> None:
+def test_norms_of_few_values_are_as_exact_as_in_pytorch(
+    width: int, side_px: int, tmp_path: Path
+) -> None:
     """Values of a group that are nearly equal, where E[x²] − E[x]² has no correct digit."""
     norm = GroupNorm(width, 1e-6).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     groups = 3 + torch.randn(500, NORM_GROUPS, 1, generator=generator)
-    x = groups + 1e-3 * torch.randn(500, NORM_GROUPS, width // NORM_GROUPS * side_px**2, generator=generator)
+    x = groups + 1e-3 * torch.randn(
+        500, NORM_GROUPS, width // NORM_GROUPS * side_px**2, generator=generator
+    )
     x = x.reshape(500, width, side_px, side_px)
     ir.save(build_graph(GraphPlan("norm", "unet", norm, {"x": x}, ("y",))), tmp_path / "norm.onnx")
     (found,) = Session(tmp_path / "norm.onnx").run({"x": x.numpy()})
@@ -133,9 +154,12 @@ class _Product(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "fused"), [(torch.float16, 40, True), (torch.float16, 20, False), (torch.float32, 40, False)]
+    ("dtype", "head_dim", "fused"),
+    [(torch.float16, 40, True), (torch.float16, 20, False), (torch.float32, 40, False)],
 )
-def test_attention_is_one_operator_where_tensorrt_takes_it(dtype: torch.dtype, head_dim: int, fused: bool) -> None:
+def test_attention_is_one_operator_where_tensorrt_takes_it(
+    dtype: torch.dtype, head_dim: int, fused: bool
+) -> None:
     inputs = {name: torch.randn(2, 4, 6, head_dim).to(dtype) for name in ("query", "key", "value")}
     model = build_graph(GraphPlan("product", "unet", _Product(), inputs, ("out",)))
     operators = [node.op_type for node in model.graph]

@@ -6,7 +6,13 @@ from shutil import copytree
 
 import pytest
 
-from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, files_of, read_manifest, write_manifest
+from latentsync_trt.bundle.manifest import (
+    MANIFEST_NAME,
+    Bundle,
+    files_of,
+    read_manifest,
+    write_manifest,
+)
 from latentsync_trt.quantize.calibrate import quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
 from tests.quantize.eight_bit import small_ranges
@@ -45,4 +51,6 @@ def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fp8_bundle(guided_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle in FP8."""
     out = tmp_path_factory.mktemp("eight") / "small-fp8"
-    return quantize_bundle(Bundle.load(guided_bundle), small_ranges(), CalibrateOptions("fp8", percentile=100.0), out)
+    return quantize_bundle(
+        Bundle.load(guided_bundle), small_ranges(), CalibrateOptions("fp8", percentile=100.0), out
+    )

@@ -24,19 +24,24 @@ def small_loop(guidance: float = 1.5) -> Loop:
 
 def small_window(bundle: Bundle) -> RecordedWindow:
     """A window of noise."""
-    manifest, random = bundle.manifest, np.random.default_rng(2)
-    side, frames = manifest.latent_px, manifest.frames
+    manifest = bundle.manifest
+    random = np.random.default_rng(2)
+    side = manifest.latent_px
+    frames = manifest.frames
     return RecordedWindow(
         random.standard_normal((1, 4, 1, side, side), np.float32),
         random.standard_normal((9, frames, side, side), np.float32),
-        random.standard_normal((frames, 10 * manifest.audio_layers, manifest.audio_width), np.float32),
+        random.standard_normal(
+            (frames, 10 * manifest.audio_layers, manifest.audio_width), np.float32
+        ),
     )
 
 
 @functools.cache
 def observed_small() -> tuple[Ranges, Float32Array]:
     """What a loop of the small bundle shows, and its latents at the end."""
-    bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
+    bundle = Bundle.load(small_bundle(), verify=False)
+    loop = small_loop()
     with TemporaryDirectory() as folder:
         observed = {name: write_observed(bundle, name, Path(folder)) for name in GUIDED}
         denoiser = ObservingDenoiser(observed, Selection("cpu"))

@@ -33,10 +33,14 @@ pytestmark = pytest.mark.integration
 
 LEAST_SHARE = 0.8
 LARGEST_WEIGHTS = 0.5
-"""Of the float32 weights: a quarter for layers in 8 bits, all for layers that are kept, and padding to pages."""
+"""Of the float32 weights: a quarter for layers in 8 bits, all for layers that are kept, and padding
+to pages.
+"""
 
 LEAST_DB = 20.0
-"""Signal-to-noise ratio of latents of random networks after two steps; a wrong scale anywhere leaves less than 5."""
+"""Signal-to-noise ratio of latents of random networks after two steps; a wrong scale anywhere
+leaves less than 5.
+"""
 
 UNCHANGED = (
     *("audio_encoder.onnx", "audio_encoder.weights", "mel_filters.npy"),
@@ -49,20 +53,29 @@ def latents_of(folder: Path, loop: Loop) -> Float32Array:
     graphs = [step_graph(guided=loop.guidance > 1, cached=cached) for cached in (False, True)]
     with closing(open_model(bundle, Selection("cpu"), RuntimeOptions(), graphs)) as model:
         if folder != small_bundle():
-            assert any(f"cpu emulates this {bundle.manifest.precision} bundle" in notice for notice in model.notices)
+            assert any(
+                f"cpu emulates this {bundle.manifest.precision} bundle" in notice
+                for notice in model.notices
+            )
         return model.run("denoise", lambda: loop.run(model.denoiser, small_window(bundle)))
 
 
 @pytest.mark.parametrize(("kind", "guidance"), [("int8", 1.0), ("int8", 1.5), ("fp8", 1.5)])
-def test_latents_are_close_to_those_of_the_parent(kind: str, guidance: float, request: pytest.FixtureRequest) -> None:
+def test_latents_are_close_to_those_of_the_parent(
+    kind: str, guidance: float, request: pytest.FixtureRequest
+) -> None:
     loop = small_loop(guidance)
-    exact = latents_of(small_bundle(), loop) if guidance == 1.0 else observed_small()[1]
+    if guidance == 1.0:
+        exact = latents_of(small_bundle(), loop)
+    else:
+        exact = observed_small()[1]
     error = latents_of(request.getfixturevalue(f"{kind}_bundle"), loop) - exact
     assert 10 * np.log10(np.mean(exact**2) / np.mean(error**2)) > LEAST_DB
 
 
 def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
-    made, parent = Bundle.load(int8_bundle).manifest, read_manifest(small_bundle())
+    made = Bundle.load(int8_bundle).manifest
+    parent = read_manifest(small_bundle())
     assert (made.name, made.precision, made.arithmetic) == ("small-int8", "int8", "fp32")
     found = made.quantization
     assert found is not None
@@ -71,23 +84,30 @@ def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
     assert LEAST_SHARE < found.share < 1
     assert "unet.conv_in.weight" in found.kept
     assert "unet.mid_block.resnets.0.conv1.weight" not in found.kept
-    assert set(made.verification).isdisjoint(name for name in made.graphs if name.startswith("denoise_step"))
+    assert set(made.verification).isdisjoint(
+        name for name in made.graphs if name.startswith("denoise_step")
+    )
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_all_steps_share_one_small_weights_file(kind: str, request: pytest.FixtureRequest) -> None:
     made = read_manifest(request.getfixturevalue(f"{kind}_bundle"))
     parent = read_manifest(small_bundle())
-    assert {made.graphs[name].weights for name in made.graphs if name.startswith("denoise_step")} == {"unet.weights"}
+    assert {
+        made.graphs[name].weights for name in made.graphs if name.startswith("denoise_step")
+    } == {"unet.weights"}
     assert made.files["unet.weights"].bytes < LARGEST_WEIGHTS * parent.files["unet.weights"].bytes
-    assert {name: made.files[name] for name in UNCHANGED} == {name: parent.files[name] for name in UNCHANGED}
+    assert {name: made.files[name] for name in UNCHANGED} == {
+        name: parent.files[name] for name in UNCHANGED
+    }
 
 
 def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(
     guided_bundle: Path, int8_bundle: Path, tmp_path: Path
 ) -> None:
     """Those have no pairs."""
-    parent, out = tmp_path / "parent", tmp_path / "out"
+    parent = tmp_path / "parent"
+    out = tmp_path / "out"
     shutil.copytree(guided_bundle, parent)
     manifest = read_manifest(parent)
     graphs = dict(manifest.graphs)
@@ -99,7 +119,9 @@ def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(
     write_manifest(parent, dataclasses.replace(manifest, graphs=graphs, files=files))
     shutil.copytree(int8_bundle, out)
     (out / "old.txt").write_text("of the bundle that was here")
-    quantize_bundle(Bundle.load(parent), small_ranges(), CalibrateOptions("int8", percentile=100.0), out)
+    quantize_bundle(
+        Bundle.load(parent), small_ranges(), CalibrateOptions("int8", percentile=100.0), out
+    )
     assert not (out / "old.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "parent"]
     made = Bundle.load(out)
@@ -119,7 +141,9 @@ def test_a_gpu_without_fp8_is_refused(int8_bundle: Path) -> None:
 
     int8 = read_manifest(int8_bundle)
     fp8 = dataclasses.replace(int8, precision="fp8")
-    with pytest.raises(InputError, match=r"in fp8, which GPU 0 \(NVIDIA A100, .*8\.0\) .* 8\.9; use an int8"):
+    with pytest.raises(
+        InputError, match=r"in fp8, which GPU 0 \(NVIDIA A100, .*8\.0\) .* 8\.9; use an int8"
+    ):
         eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.0")))
     assert eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.9"))) == ""
     assert "speed is not" in eight_bit_notice(fp8, Selection("cuda", gpu=gpu("8.0")))

@@ -17,7 +17,8 @@ from tests.sounds import write_samples
 
 pytestmark = pytest.mark.integration
 
-STEPS, SAMPLES = 2, 2
+STEPS = 2
+SAMPLES = 2
 WINDOWS = 3
 
 LEAST_DB = 20.0
@@ -28,7 +29,10 @@ LEAST_DB = 20.0
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     """Three windows of a face, and sound that is not silent."""
     folder = tmp_path_factory.mktemp("clip")
-    return Clip(write_face(folder / "face.mp4", 16 * WINDOWS), write_sound(folder / "speech.wav", 16 * WINDOWS / 25))
+    return Clip(
+        write_face(folder / "face.mp4", 16 * WINDOWS),
+        write_sound(folder / "speech.wav", 16 * WINDOWS / 25),
+    )
 
 
 def run(bundle: Path, clip: Clip | None, out: Path, *more: str) -> Result:
@@ -39,7 +43,9 @@ def run(bundle: Path, clip: Clip | None, out: Path, *more: str) -> Result:
     return CliRunner().invoke(main, words)
 
 
-def test_a_clip_gives_a_measured_eight_bit_bundle(guided_bundle: Path, clip: Clip, tmp_path: Path) -> None:
+def test_a_clip_gives_a_measured_eight_bit_bundle(
+    guided_bundle: Path, clip: Clip, tmp_path: Path
+) -> None:
     result = run(guided_bundle, clip, tmp_path / "int8")
     assert result.exit_code == 0, result.stderr
     manifest = Bundle.load(tmp_path / "int8").manifest
@@ -51,7 +57,9 @@ def test_a_clip_gives_a_measured_eight_bit_bundle(guided_bundle: Path, clip: Cli
     assert quantized.settings["windows_measured"] == WINDOWS - SAMPLES
     assert quantized.settings["steps"] == STEPS
     assert quantized.distance["faces_psnr_db"] > LEAST_DB
-    assert f"PSNR of faces against fp32 {quantized.distance['faces_psnr_db']:.1f} dB" in result.stdout
+    assert (
+        f"PSNR of faces against fp32 {quantized.distance['faces_psnr_db']:.1f} dB" in result.stdout
+    )
     assert len(result.stdout.splitlines()) == 1
 
 
@@ -74,7 +82,17 @@ def test_few_windows_give_warnings(guided_bundle: Path, tmp_path: Path) -> None:
     clips.mkdir()
     write_face(clips / "face.mp4", 20)
     write_samples(clips / "face.wav", np.zeros(16000, np.float32), 16000)
-    result = run(guided_bundle, None, tmp_path / "int8", "--clips", str(clips), "--steps", "1", "--samples", "3")
+    result = run(
+        guided_bundle,
+        None,
+        tmp_path / "int8",
+        "--clips",
+        str(clips),
+        "--steps",
+        "1",
+        "--samples",
+        "3",
+    )
     assert result.exit_code == 0
     assert "note: 1 windows of the 3 that --windows asks for" in result.stderr
     assert "no window is left to measure on" in result.stderr
@@ -90,7 +108,9 @@ def test_loops_cover_all_timesteps_with_full_and_cached_steps_and_some_without_g
     full = [set(loop.interval) for loop in guided if isinstance(loop.interval, tuple)]
     assert len(full) == 6
     assert set.union(*full) == set(range(6)) and set.intersection(*full) == {0}
-    assert all(loop.guidance == 1.5 for _, loop in loops_of(windows, CalibrateOptions(), unguided=False))
+    assert all(
+        loop.guidance == 1.5 for _, loop in loops_of(windows, CalibrateOptions(), unguided=False)
+    )
 
 
 @pytest.mark.parametrize(("windows", "held"), [(1, 0), (3, 1), (40, 2)])

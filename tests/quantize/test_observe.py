@@ -35,7 +35,10 @@ from tests.toy import toy_inputs
 CPU = Selection("cpu")
 NO_COEFFICIENTS = np.zeros(5, np.float32)
 
-BATCH, HEADS, TOKENS, WIDTH = 5, 2, 6, 4
+BATCH = 5
+HEADS = 2
+TOKENS = 6
+WIDTH = 4
 SCORES_BYTES = HEADS * TOKENS * TOKENS * 4
 """Of one entry of the batch."""
 
@@ -44,7 +47,9 @@ def toy_window(scale: float = 1.0) -> list[Float32Array]:
     return [np.float32(scale) * values for values in toy_inputs()]
 
 
-def observe_toy(folder: Path, window: list[Float32Array], dtype: type[np.floating] = np.float32) -> Ranges:
+def observe_toy(
+    folder: Path, window: list[Float32Array], dtype: type[np.floating] = np.float32
+) -> Ranges:
     """What one step of the toy returns."""
     graph = write_observed(write_layers(folder / "toy", dtype), "denoise_step", folder)
     denoiser = ObservingDenoiser({"denoise_step": graph}, CPU)
@@ -54,10 +59,13 @@ def observe_toy(folder: Path, window: list[Float32Array], dtype: type[np.floatin
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[np.floating]) -> None:
+def test_maxima_and_samples_are_those_of_the_inputs(
+    tmp_path: Path, dtype: type[np.floating]
+) -> None:
     window = toy_window()
     found = observe_toy(tmp_path, window, dtype)
-    latents, audio = np.abs(window[0].astype(dtype)), np.abs(window[2].astype(dtype))
+    latents = np.abs(window[0].astype(dtype))
+    audio = np.abs(window[2].astype(dtype))
     assert (found[CONVOLUTION].largest, found[LINEAR].largest) == (latents.max(), audio.max())
     # Tensors as small as these are sampled whole.
     whole = ActivationRange.of_step(float(latents.max()), latents.ravel().astype(np.float32))
@@ -67,12 +75,15 @@ def test_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[
 
 @pytest.mark.integration
 def test_an_observed_loop_computes_what_the_plain_one_does() -> None:
-    bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
+    bundle = Bundle.load(small_bundle(), verify=False)
+    loop = small_loop()
     ranges, observed_latents = observed_small()
     with closing(open_model(bundle, CPU, RuntimeOptions(), step_graphs(bundle))) as model:
         plain_latents = model.run("denoise", lambda: loop.run(model.denoiser, small_window(bundle)))
     np.testing.assert_array_equal(observed_latents, plain_latents)
-    assert set(ranges) == {layer.name for layer in layers_of(ir.load(bundle.graph_path("denoise_step")))}
+    assert set(ranges) == {
+        layer.name for layer in layers_of(ir.load(bundle.graph_path("denoise_step")))
+    }
 
 
 def test_an_overflow_is_reported_with_its_layer_and_timestep(tmp_path: Path) -> None:
@@ -88,20 +99,30 @@ def test_a_sample_is_even_over_the_channels(shape: tuple[int, ...], axis: int) -
     size = int(np.prod(shape))
     positions = np.arange(0, size, sample_stride(shape, axis))
     assert min(size, SAMPLE) / 2 < len(positions) < 1.1 * SAMPLE
-    counts = np.bincount(positions // int(np.prod(shape[axis + 1 :])) % shape[axis], minlength=shape[axis])
+    counts = np.bincount(
+        positions // int(np.prod(shape[axis + 1 :])) % shape[axis], minlength=shape[axis]
+    )
     assert counts.max() - counts.min() <= max(2, 0.1 * counts.mean())
 
 
 def attention() -> ir.Model:
     shape = f"float[{BATCH},{HEADS},{TOKENS},{WIDTH}]"
-    graph = f"graph ({shape} q, {shape} k, {shape} v) => ({shape} out) {{ out = Attention<scale = 0.7>(q, k, v) }}"
-    return ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 23]> {graph}'))
+    graph = (
+        f"graph ({shape} q, {shape} k, {shape} v) => ({shape} "
+        "out) { out = Attention<scale = 0.7>(q, k, v) }"
+    )
+    return ir.from_proto(
+        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 23]> {graph}')
+    )
 
 
 def run(model: ir.Model) -> NDArray[np.float32]:
-    proto, random = ir.to_proto(model), np.random.default_rng(4)
+    proto = ir.to_proto(model)
+    random = np.random.default_rng(4)
     onnx.checker.check_model(proto)
-    inputs = {name: random.standard_normal((BATCH, HEADS, TOKENS, WIDTH), np.float32) for name in "qkv"}
+    inputs = {
+        name: random.standard_normal((BATCH, HEADS, TOKENS, WIDTH), np.float32) for name in "qkv"
+    }
     session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     result: Float32Array = session.run(None, inputs)[0]
     return result

@@ -1,4 +1,6 @@
-"""Calibration ranges, 8-bit numbers, and step graphs in mixed precision: what is rounded and what stays exact."""
+"""Calibration ranges, 8-bit numbers, and step graphs in mixed precision: what is rounded and what
+stays exact.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,13 @@ def written(
 ) -> Path:
     """The step in 8 bits; without `ranges`, all inputs reach 4."""
     folder.mkdir(exist_ok=True)
-    write_steps(bundle, ranges or toys.block_ranges(), CalibrateOptions(kind, percentile=100.0), kept, folder)
+    write_steps(
+        bundle,
+        ranges or toys.block_ranges(),
+        CalibrateOptions(kind, percentile=100.0),
+        kept,
+        folder,
+    )
     return folder / f"{GRAPH}.onnx"
 
 
@@ -42,16 +50,23 @@ def loaded(path: Path) -> Any:
     return onnx.load(path, load_external_data=False)
 
 
-def rounded(values: NDArray[np.float32], scale: NDArray[np.float32] | float, kind: EightBit) -> NDArray[np.float32]:
+def rounded(
+    values: NDArray[np.float32], scale: NDArray[np.float32] | float, kind: EightBit
+) -> NDArray[np.float32]:
     parts = np.clip(values / scale, -LARGEST[kind], LARGEST[kind])
-    eight_bit = np.rint(parts) if kind == "int8" else parts.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    if kind == "int8":
+        eight_bit = np.rint(parts)
+    else:
+        eight_bit = parts.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return eight_bit * scale
 
 
 def expected(kind: EightBit) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The step's two outputs, computed with NumPy: `next_latents` and `hidden`."""
-    state, tensors = toys.block_latents(), toys.block_weights()
-    conv, linear = tensors[CONVOLUTION], tensors[LINEAR]
+    state = toys.block_latents()
+    tensors = toys.block_weights()
+    conv = tensors[CONVOLUTION]
+    linear = tensors[LINEAR]
     conv = rounded(conv, np.abs(conv).max(axis=(1, 2, 3), keepdims=True) / LARGEST[kind], kind)
     linear = rounded(linear, np.abs(linear).max(axis=0, keepdims=True) / LARGEST[kind], kind)
     padded = np.pad(rounded(state, 4 / LARGEST[kind], kind), ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -70,8 +85,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_only_inputs_and_weights_of_layers_are_rounded(bundle: Bundle, tmp_path: Path, kind: EightBit) -> None:
-    """The skip connection reads the exact state, and `hidden` leaves the graph exact, though both feed layers."""
+def test_only_inputs_and_weights_of_layers_are_rounded(
+    bundle: Bundle, tmp_path: Path, kind: EightBit
+) -> None:
+    """The skip connection reads the exact state, and `hidden` leaves the graph exact, though both
+    feed layers.
+    """
     found = Session(written(bundle, tmp_path, kind)).run({"latents": toys.block_latents()})
     for got, wanted in zip(found, expected(kind), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=FLOAT32_ROUNDING)
@@ -82,9 +101,15 @@ def test_layers_that_read_one_tensor_share_the_widest_range(
     tmp_path: Path, kept: tuple[str, ...], widest: float
 ) -> None:
     toy = toys.write_layers(tmp_path / "toy")
-    model = loaded(written(toy, tmp_path / "work", "int8", kept, toys.layers_ranges(other_amax=3.0)))
+    model = loaded(
+        written(toy, tmp_path / "work", "int8", kept, toys.layers_ranges(other_amax=3.0))
+    )
     initializers = {initializer.name: initializer for initializer in model.graph.initializer}
-    pairs = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "features"]
+    pairs = [
+        node
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear" and node.input[0] == "features"
+    ]
     scales = [float(numpy_helper.to_array(initializers[node.input[1]])) for node in pairs]
     assert scales == [pytest.approx(widest / 127)]
 
@@ -94,7 +119,9 @@ def test_float16_graphs_have_float16_scales(tmp_path: Path) -> None:
     path = written(toys.write_block(tmp_path / "half", dtype=np.float16), tmp_path / "work")
     model = loaded(path)
     types = {initializer.name: initializer.data_type for initializer in model.graph.initializer}
-    pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    pairs = [
+        node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+    ]
     assert {types[node.input[1]] for node in pairs} == {TensorProto.FLOAT16}
     assert {types[node.input[2]] for node in pairs} == {TensorProto.INT8}
     assert np.isfinite(Session(path).run({"latents": toys.block_latents()})[0]).all()
@@ -111,7 +138,8 @@ def test_keep_matches_parts_of_names(pattern: str, layer: str, kept: bool) -> No
     assert CalibrateOptions(keep=(pattern,)).keeps(layer) is kept
 
 
-VALUES, CHANNELS = 40_000, 8
+VALUES = 40_000
+CHANNELS = 8
 
 
 def range_of(values: Float32Array) -> ActivationRange:
@@ -138,7 +166,8 @@ def test_percentiles_are_those_of_the_values() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 700.0])
 def test_merging_equals_observing_both_at_once(scale: float) -> None:
     """A histogram that has to widen must not move what is in it."""
-    first, second = normal(6), normal(7, scale)
+    first = normal(6)
+    second = normal(7, scale)
     both = range_of(np.concatenate([first, second]))
     for one, other in ((first, second), (second, first)):
         found = range_of(one).merged(range_of(other))
@@ -148,7 +177,8 @@ def test_merging_equals_observing_both_at_once(scale: float) -> None:
 
 
 def test_an_input_that_is_always_zero_merges() -> None:
-    zero, values = range_of(np.zeros((VALUES // CHANNELS, CHANNELS), np.float32)), range_of(normal(8))
+    zero = range_of(np.zeros((VALUES // CHANNELS, CHANNELS), np.float32))
+    values = range_of(normal(8))
     assert [zero.amax(100), zero.amax(99.99)] == [0.0, 0.0]
     found = values.merged(zero)
     assert found.amax(100) == values.amax(100)
@@ -171,7 +201,9 @@ def test_int8_weights_match_onnx_runtime(output_axis: int) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_float16_weights_too_small_for_their_scale_are_not_lost(kind: EightBit) -> None:
-    """The scale for 0.004 would be below float16's normal numbers; that of zeros must not be zero."""
+    """The scale for 0.004 would be below float16's normal numbers; that of zeros must not be
+    zero.
+    """
     weights = np.full((4, 2), 0.004, np.float16)
     eight_bit, scales = round_weights(weights, 1, kind)
     restored = eight_bit.astype(np.float32) * scales.astype(np.float32)

@@ -1,4 +1,6 @@
-"""8-bit bundles through ONNX Runtime's TensorRT provider, with the stand-in for TensorRT's libraries."""
+"""8-bit bundles through ONNX Runtime's TensorRT provider, with the stand-in for TensorRT's
+libraries.
+"""
 
 import collections
 from pathlib import Path

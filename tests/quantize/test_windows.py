@@ -29,14 +29,17 @@ WINDOWS = 2
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    bundle, graphs = Bundle.load(small_bundle(), verify=False), (AUDIO_ENCODER, VAE_ENCODER)
+    bundle = Bundle.load(small_bundle(), verify=False)
+    graphs = (AUDIO_ENCODER, VAE_ENCODER)
     with closing(open_model(bundle, Selection("cpu"), RuntimeOptions(), graphs)) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
-    """40 frames: two windows and one that is shifted back; the sound is longer, and pixels are higher than wide."""
+    """40 frames: two windows and one that is shifted back; the sound is longer, and pixels are
+    higher than wide.
+    """
     folder = tmp_path_factory.mktemp("clip")
     video = write_face(folder / "face.mp4", 40, pixel_aspect=Fraction(8, 9))
     return Clip(video, write_sound(folder / "speech.wav", 2.0))
@@ -56,7 +59,12 @@ def batches_of_a_run(lip_sync: LipSync, clip: Clip, target: Path) -> list[tuple[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphDenoiser, "begin", remember)
         with pytest.raises(EOFError):
-            lip_sync.sync(clip.video, clip.audio, target, SyncOptions(steps=1, guidance=1.0, length="shortest"))
+            lip_sync.sync(
+                clip.video,
+                clip.audio,
+                target,
+                SyncOptions(steps=1, guidance=1.0, length="shortest"),
+            )
     return batches
 
 
@@ -64,7 +72,9 @@ def test_windows_are_those_of_a_usual_run(
     model: Model, lip_sync: LipSync, detector: MediaPipeDetector, clip: Clip, tmp_path: Path
 ) -> None:
     progress: list[tuple[int, int]] = []
-    found = record(clip, WINDOWS, model, detector, lambda done, total: progress.append((done, total)))
+    found = record(
+        clip, WINDOWS, model, detector, lambda done, total: progress.append((done, total))
+    )
     usual = batches_of_a_run(lip_sync, clip, tmp_path / "out.mp4")
     assert len(found) == WINDOWS
     assert progress == [(frame, 40) for frame in range(1, 41)]

@@ -1,7 +1,8 @@
 """Two bundles of one small step graph each.
 
-Block: a convolution with a skip connection around it, and a linear layer whose input is also an output of the graph.
-Layers: variable shapes, a convolution, and two linear layers that read the same tensor.
+Block: a convolution with a skip connection around it, and a linear layer whose input is also an
+output of the graph. Layers: variable shapes, a convolution, and two linear layers that read the
+same tensor.
 """
 
 from pathlib import Path
@@ -17,11 +18,15 @@ from tests.toy import DEPTH, FRAMES, TOKENS, WIDTH, bundle_of
 
 GRAPH = "denoise_step"
 SIDE = 4
-CONVOLUTION, BIAS, LINEAR, OTHER = "net.conv.weight", "net.conv.bias", "net.to_q.weight", "net.to_kv.weight"
+CONVOLUTION = "net.conv.weight"
+BIAS = "net.conv.bias"
+LINEAR = "net.to_q.weight"
+OTHER = "net.to_kv.weight"
 
 _BLOCK = """
 denoise_step (float[1,{c},4,4] latents) => (float[1,16,{c}] next_latents, {t}[1,16,{c}] hidden)
-<{t}[1,{c},4,4] state, {t}[1,{c},4,4] convolved, {t}[1,{c},4,4] sum, {t}[1,{c},16] rows, {t}[1,16,{c}] q,
+<{t}[1,{c},4,4] state, {t}[1,{c},4,4] convolved, {t}[1,{c},4,4] sum, {t}[1,{c},16] rows,
+ {t}[1,16,{c}] q,
  int64[3] flat = {{1, {c}, 16}}>
 {{
   state = Cast<to = {e}>(latents)
@@ -38,7 +43,8 @@ _LAYERS = """
 denoise_step (float["windows",4,"frames",2,2] latents, float["windows","frames",3,5] audio,
               float["windows",4,"frames",2,2] history)
 => (float["windows",4,"frames",2,2] next_latents, float["windows",4,"frames",2,2] next_history)
-<{t}["windows*frames",4,2,2] flat, {t}["windows","frames",3,5] features, {t}["windows*frames",4,2,2] convolved,
+<{t}["windows*frames",4,2,2] flat, {t}["windows","frames",3,5] features,
+ {t}["windows*frames",4,2,2] convolved,
  {t}["windows","frames",3,2] q, {t}["windows","frames",3,3] kv, int64[4] pictures = {{-1, 4, 2, 2}}>
 {{
   state = Cast<to = {e}>(latents)
@@ -64,14 +70,20 @@ _LAYERS_INPUTS = (
     TensorEntry("audio", "float32", ("windows", "frames", TOKENS, DEPTH)),
     TensorEntry("history", "float32", _STATE),
 )
-_LAYERS_OUTPUTS = (TensorEntry("next_latents", "float32", _STATE), TensorEntry("next_history", "float32", _STATE))
+_LAYERS_OUTPUTS = (
+    TensorEntry("next_latents", "float32", _STATE),
+    TensorEntry("next_history", "float32", _STATE),
+)
 
 
 def write_block(folder: Path, channels: int = 8, dtype: type[np.floating] = np.float32) -> Bundle:
     """Writes the block's bundle into a new folder; `dtype`: of its layers."""
     inputs = (TensorEntry("latents", "float32", (1, channels, SIDE, SIDE)),)
     shape = (1, SIDE * SIDE, channels)
-    outputs = TensorEntry("next_latents", "float32", shape), TensorEntry("hidden", np.dtype(dtype).name, shape)
+    outputs = (
+        TensorEntry("next_latents", "float32", shape),
+        TensorEntry("hidden", np.dtype(dtype).name, shape),
+    )
     _write(folder, _BLOCK, block_weights(channels), dtype)
     entry = GraphEntry(f"{GRAPH}.onnx", "unet.weights", inputs, outputs)
     return bundle_of(folder, "block", {GRAPH: entry}, {})
@@ -81,18 +93,31 @@ def write_layers(folder: Path, dtype: type[np.floating] = np.float32) -> Bundle:
     """Writes the layers' bundle into a new folder; `dtype`: of its layers."""
     random = np.random.default_rng(3)
     shapes = {CONVOLUTION: (4, 4, 1, 1), LINEAR: (DEPTH, 2), OTHER: (DEPTH, 3)}
-    _write(folder, _LAYERS, {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}, dtype)
+    _write(
+        folder,
+        _LAYERS,
+        {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()},
+        dtype,
+    )
     entry = GraphEntry(f"{GRAPH}.onnx", "unet.weights", _LAYERS_INPUTS, _LAYERS_OUTPUTS)
     # Most runs of such a bundle would take two windows at once.
     ranges = {"windows": DimensionRange(1, 2, 4), "frames": DimensionRange(2, FRAMES, 8)}
     return bundle_of(folder, "layers", {GRAPH: entry}, ranges)
 
 
-def _write(folder: Path, text: str, weights: dict[str, NDArray[np.float32]], dtype: type[np.floating]) -> None:
+def _write(
+    folder: Path, text: str, weights: dict[str, NDArray[np.float32]], dtype: type[np.floating]
+) -> None:
     folder.mkdir(parents=True)
     names = {np.float32: "float", np.float16: "float16"}
-    fields = {"t": names[dtype], "e": helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), "c": len(weights[CONVOLUTION])}
-    model = onnx.parser.parse_model('<ir_version: 11, opset_import: ["" : 23]>' + text.format(**fields))
+    fields = {
+        "t": names[dtype],
+        "e": helper.np_dtype_to_tensor_dtype(np.dtype(dtype)),
+        "c": len(weights[CONVOLUTION]),
+    }
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["" : 23]>' + text.format(**fields)
+    )
     model.graph.initializer.extend(
         numpy_helper.from_array(value.astype(dtype), name) for name, value in weights.items()
     )
@@ -103,9 +128,17 @@ def _write(folder: Path, text: str, weights: dict[str, NDArray[np.float32]], dty
 def block_weights(channels: int = 8) -> dict[str, NDArray[np.float32]]:
     """Of the block's layers, and the convolution's bias, by name; activations stay near one."""
     random = np.random.default_rng(5)
-    conv = random.standard_normal((channels, channels, 3, 3), np.float32) / np.float32(np.sqrt(9 * channels))
-    linear = random.standard_normal((channels, channels), np.float32) / np.float32(np.sqrt(channels))
-    return {CONVOLUTION: conv, LINEAR: linear, BIAS: random.standard_normal(channels, np.float32) / 4}
+    conv = random.standard_normal((channels, channels, 3, 3), np.float32) / np.float32(
+        np.sqrt(9 * channels)
+    )
+    linear = random.standard_normal((channels, channels), np.float32) / np.float32(
+        np.sqrt(channels)
+    )
+    return {
+        CONVOLUTION: conv,
+        LINEAR: linear,
+        BIAS: random.standard_normal(channels, np.float32) / 4,
+    }
 
 
 def block_latents(channels: int = 8) -> NDArray[np.float32]:
@@ -119,7 +152,9 @@ def block_ranges() -> Ranges:
 
 
 def layers_ranges(amax: float = 1.0, other_amax: float = 1.0) -> Ranges:
-    """The same for the layers; `other_amax`: of the second linear layer, which reads what the first does."""
+    """The same for the layers; `other_amax`: of the second linear layer, which reads what the first
+    does.
+    """
     return {CONVOLUTION: reaching(amax), LINEAR: reaching(amax), OTHER: reaching(other_amax)}
 
 

@@ -1,6 +1,8 @@
-"""Builds the stand-in: TensorRT's two libraries, and a CUDA runtime, driver and NVML where there is no GPU.
+"""Builds the stand-in: TensorRT's two libraries, and a CUDA runtime, driver and NVML where there is
+no GPU.
 
-Needs g++ and TensorRT's public headers, in $TENSORRT_INCLUDE or ../shared/tensorrt/include. See README.md.
+Needs g++ and TensorRT's public headers, in $TENSORRT_INCLUDE or ../shared/tensorrt/include. See
+README.md.
 """
 
 import hashlib
@@ -37,7 +39,10 @@ class CannotBuild(Exception):
 def include_folder() -> Path:
     """TensorRT's public headers; raises `CannotBuild` where there are none."""
     named = os.environ.get("TENSORRT_INCLUDE")
-    folder = Path(named) if named else REPOSITORY.parent / "shared" / "tensorrt" / "include"
+    if named:
+        folder = Path(named)
+    else:
+        folder = REPOSITORY.parent / "shared" / "tensorrt" / "include"
     if not (folder / "NvInfer.h").is_file():
         raise CannotBuild(f"needs TensorRT's headers: set TENSORRT_INCLUDE (not in {folder})")
     return folder
@@ -45,13 +50,18 @@ def include_folder() -> Path:
 
 def built() -> Path:
     """The folder of the libraries, built unless they were built before from the same sources."""
-    if sys.platform != "linux" or not (PROVIDERS / "libonnxruntime_providers_tensorrt.so").is_file():
+    if (
+        sys.platform != "linux"
+        or not (PROVIDERS / "libonnxruntime_providers_tensorrt.so").is_file()
+    ):
         raise CannotBuild("needs onnxruntime-gpu for Linux")
     if shutil.which("g++") is None or shutil.which("nm") is None:
         raise CannotBuild("needs g++ and nm")
     include = include_folder()
     digest = hashlib.sha256(onnxruntime.__version__.encode())
-    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py", HERE / "generate_defaults.py"]):
+    for path in sorted(
+        [*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py", HERE / "generate_defaults.py"]
+    ):
         digest.update(path.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -68,7 +78,8 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
     """Compiles into a new folder."""
     folder.mkdir(parents=True)
     write_defaults(include, folder / "defaults.h")
-    # Where CUDA is real, the one that is made here is only linked with, and lies in a folder that no loader searches.
+    # Where CUDA is real, the one that is made here is only linked with, and lies in a folder that
+    # no loader searches.
     cuda = folder / "link" if real_cuda else folder
     cuda.mkdir(exist_ok=True)
     for library, symbols in _needed_symbols().items():
@@ -80,7 +91,9 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
 
 def _needed_symbols() -> dict[str, set[str]]:
     """What ONNX Runtime's GPU providers want of each library."""
-    needed = _undefined([PROVIDERS / f"libonnxruntime_providers_{name}.so" for name in ("tensorrt", "cuda")])
+    needed = _undefined(
+        [PROVIDERS / f"libonnxruntime_providers_{name}.so" for name in ("tensorrt", "cuda")]
+    )
     for library in _OPENED:
         needed[library] |= {"cudnnCreate"} if library == "libcudnn.so.9" else set()
     return needed
@@ -90,7 +103,9 @@ def _undefined(paths: list[Path]) -> dict[str, set[str]]:
     """Symbols of NVIDIA's libraries that others want, by library."""
     needed: dict[str, set[str]] = defaultdict(set)
     for path in paths:
-        listed = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True
+        )
         for symbol in (line.split()[-1] for line in listed.stdout.splitlines()):
             base, _, version = symbol.partition("@")
             if version.lstrip("@").startswith("lib"):
@@ -108,10 +123,20 @@ def _build_stub(folder: Path, library: str, symbols: set[str]) -> None:
     own["libnvidia-ml.so.1"] = own["libcuda.so.1"]
     source = own.get(library)
     # Not only at the start of a line: a definition may follow its return type.
-    defined = set(re.findall(r"\b(\w+)\(", source.read_text())) if source else set()
-    lines = ["#include <stdlib.h>", 'extern "C" {', f"int stand_in_{library.partition('.')[0].replace('-', '_')};"]
+    if source:
+        defined = set(re.findall(r"\b(\w+)\(", source.read_text()))
+    else:
+        defined = set()
+    lines = [
+        "#include <stdlib.h>",
+        'extern "C" {',
+        f"int stand_in_{library.partition('.')[0].replace('-', '_')};",
+    ]
     for symbol in sorted(symbols - defined):
-        body = "*handle = malloc(8); return 0;" if symbol in _HANDLES else "return 0;"
+        if symbol in _HANDLES:
+            body = "*handle = malloc(8); return 0;"
+        else:
+            body = "return 0;"
         lines.append(f"long {symbol}({'void** handle' if symbol in _HANDLES else ''}) {{ {body} }}")
     if library == "libcudnn.so.9":
         lines.append("unsigned long cudnnGetVersion() { return 91900; }")
@@ -119,7 +144,10 @@ def _build_stub(folder: Path, library: str, symbols: set[str]) -> None:
     stub.write_text("\n".join([*lines, "}", ""]))
     versions = folder / f"{library}.map"
     versions.write_text(f"{library} {{ global: *; }};\n")
-    script = [] if library in _NO_VERSIONS else [f"-Wl,--version-script={versions}"]
+    if library in _NO_VERSIONS:
+        script = []
+    else:
+        script = [f"-Wl,--version-script={versions}"]
     sources = [stub, source] if source else [stub]
     _compile(folder / library, *sources, f"-I{HERE}", *script, "-ldl")
 

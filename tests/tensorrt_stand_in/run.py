@@ -1,7 +1,9 @@
-"""Runs `latentsync-trt` with the stand-in: `python -m tests.tensorrt_stand_in.run sync --provider tensorrt …`.
+"""Runs `latentsync-trt` with the stand-in: `python -m tests.tensorrt_stand_in.run sync --provider
+tensorrt …`.
 
-The two small graphs that scale pictures for the VAE run on CUDA's own kernels, which do nothing in the stand-in for
-CUDA. There the CPU provider computes them; `python/sitecustomize.py` arranges that in every process.
+The two small graphs that scale pictures for the VAE run on CUDA's own kernels, which do nothing in
+the stand-in for CUDA. There the CPU provider computes them; `python/sitecustomize.py` arranges that
+in every process.
 """
 
 import os
@@ -15,7 +17,9 @@ REAL_CUDA = "STAND_IN_REAL_CUDA"
 
 
 class HostSession:
-    """A session on the CPU provider that takes bindings of device buffers, as `runtime.session.Session` does."""
+    """A session on the CPU provider that takes bindings of device buffers, as
+    `runtime.session.Session` does.
+    """
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -26,7 +30,9 @@ class HostSession:
 
     def run_bound(self, known: Mapping[str, Any]) -> None:
         """Downloads, runs and uploads."""
-        outputs = self._session.run({tensor.name: known[tensor.name].numpy() for tensor in self._session.inputs})
+        outputs = self._session.run(
+            {tensor.name: known[tensor.name].numpy() for tensor in self._session.inputs}
+        )
         for tensor, array in zip(self._session.outputs, outputs, strict=True):
             known[tensor.name].update_inplace(array)
 

@@ -1,4 +1,6 @@
-"""Scenarios that tests run in a process with the stand-in: `python -m tests.tensorrt_stand_in.scenarios NAME JSON`."""
+"""Scenarios that tests run in a process with the stand-in: `python -m
+tests.tensorrt_stand_in.scenarios NAME JSON`.
+"""
 
 import ctypes
 import json
@@ -27,19 +29,30 @@ from latentsync_trt.types import Float32Array
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 
 
-def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
-    """Largest relative difference of a run on the provider from one on the CPU, for each of `settings`.
+def pictures(
+    bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt"
+) -> list[dict[str, Any]]:
+    """Largest relative difference of a run on the provider from one on the CPU, for each of
+    `settings`.
 
-    `settings`: those of `Run`; "resolutions", one after another on the same model; "repeat"; else `RuntimeOptions`.
+    `settings`: those of `Run`; "resolutions", one after another on the same model; "repeat"; else
+    `RuntimeOptions`.
     """
     loaded = Bundle.load(Path(bundle), verify=False)
     answers = []
     for setting in settings:
-        repeat, resolutions = setting.pop("repeat", 1), setting.pop("resolutions", [None])
-        run = Run(**{each.name: setting.pop(each.name) for each in fields(Run) if each.name in setting})
-        with closing(open_model(loaded, select_provider(provider), RuntimeOptions(**setting), run.graphs())) as model:
+        repeat = setting.pop("repeat", 1)
+        resolutions = setting.pop("resolutions", [None])
+        run = Run(
+            **{each.name: setting.pop(each.name) for each in fields(Run) if each.name in setting}
+        )
+        with closing(
+            open_model(loaded, select_provider(provider), RuntimeOptions(**setting), run.graphs())
+        ) as model:
             there = [[run.painted(model, px) for px in resolutions] for _ in range(repeat)]
-        kept = RuntimeOptions(**{name: value for name, value in setting.items() if name == "dynamic"})
+        kept = RuntimeOptions(
+            **{name: value for name, value in setting.items() if name == "dynamic"}
+        )
         with closing(open_model(loaded, Selection("cpu"), kept, run.graphs())) as on_cpu:
             here = [run.painted(on_cpu, px) for px in resolutions]
         differences = [_difference(*both) for one in there for both in zip(one, here, strict=True)]
@@ -50,7 +63,9 @@ def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tenso
 
 @dataclass(frozen=True)
 class Run:
-    """What is painted: latents after some steps, and with `faces` the outputs of the other graphs."""
+    """What is painted: latents after some steps, and with `faces` the outputs of the other
+    graphs.
+    """
 
     guidance: float = 1.5
     frames: int | None = None
@@ -58,13 +73,20 @@ class Run:
     faces: bool = True
 
     def graphs(self) -> list[str]:
-        steps = {step_graph(guided=self.guidance > 1.0, cached=reuse) for reuse in {False, self.cached}}
-        return [*(("audio_encoder", "vae_encoder", "vae_decoder") if self.faces else ()), *sorted(steps)]
+        steps = {
+            step_graph(guided=self.guidance > 1.0, cached=reuse) for reuse in {False, self.cached}
+        }
+        return [
+            *(("audio_encoder", "vae_encoder", "vae_decoder") if self.faces else ()),
+            *sorted(steps),
+        ]
 
     def painted(self, model: Model, resolution: int | None = None) -> list[Float32Array]:
         """Outputs for random inputs."""
-        manifest, random = model.bundle.manifest, np.random.default_rng(5)
-        side, frames = (resolution or manifest.resolution_px) // 8, self.frames or manifest.frames
+        manifest = model.bundle.manifest
+        random = np.random.default_rng(5)
+        side = (resolution or manifest.resolution_px) // 8
+        frames = self.frames or manifest.frames
         tokens = 10 * manifest.audio_layers
         window = [
             random.standard_normal((4, frames, side, side), np.float32),
@@ -79,7 +101,13 @@ class Run:
         mask = np.ones((8 * side, 8 * side), np.float32)
         masked, whole = model.run("encode", lambda: model.vae.encode_faces(pictures, mask))
         decoded = model.run("decode", lambda: model.vae.decode_faces(whole))
-        return [latents, masked, whole, np.stack(decoded).astype(np.float32), model.audio_encoder(mel)]
+        return [
+            latents,
+            masked,
+            whole,
+            np.stack(decoded).astype(np.float32),
+            model.audio_encoder(mel),
+        ]
 
     def _denoised(self, model: Model, latents: Float32Array, *others: Float32Array) -> Float32Array:
         for part in (latents, -latents):  # the second finds the buffers of the first
@@ -91,11 +119,17 @@ class Run:
 
 
 def _difference(one: list[Float32Array], other: list[Float32Array]) -> float:
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(one, other, strict=True))
+    return max(
+        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(one, other, strict=True)
+    )
 
 
-def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare: bool = False) -> list[dict[str, str]]:
-    """The error of opening a graph under each of `faults`; `prepare`: its engine was built before."""
+def failures(
+    bundle: str, faults: list[str], graph: str = "vae_encoder", prepare: bool = False
+) -> list[dict[str, str]]:
+    """The error of opening a graph under each of `faults`; `prepare`: its engine was built
+    before.
+    """
     answers = []
     for fault in faults:
         notices: list[str] = []
@@ -103,12 +137,15 @@ def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare
         if prepare:
             engines.build(graph)
         os.environ["STAND_IN_FAULTS"] = fault
-        answers.append({**_ending(lambda: engines.open(graph).session.close()), "notices": "\n".join(notices)})  # noqa: B023
+        ending = _ending(lambda: engines.open(graph).session.close())  # noqa: B023
+        answers.append({**ending, "notices": "\n".join(notices)})
         os.environ["STAND_IN_FAULTS"] = ""
     return answers
 
 
-def built(bundle: str, graph: str = "vae_encoder", provider_option: Sequence[str] = ()) -> dict[str, Any]:
+def built(
+    bundle: str, graph: str = "vae_encoder", provider_option: Sequence[str] = ()
+) -> dict[str, Any]:
     """Builds an engine, opens it, and returns what is known of it."""
     engines = _engines(bundle, [], provider_option=tuple(provider_option))
     engines.open(graph).session.close()
@@ -122,11 +159,16 @@ def compiled(path: str) -> dict[str, Any]:
     return asdict(run_compiler(CompileOrder("tensorrt", path, {})))
 
 
-def run_failures(bundle: str, faults: list[str], graph: str = "vae_encoder") -> list[dict[str, str]]:
+def run_failures(
+    bundle: str, faults: list[str], graph: str = "vae_encoder"
+) -> list[dict[str, str]]:
     """The error of running an open engine under each of `faults`, and of a run after them."""
     engines = _engines(bundle, [])
     session = engines.open(graph).session
-    zeros = {tensor.name: np.zeros([int(size) for size in tensor.shape], tensor.dtype) for tensor in session.inputs}
+    zeros = {
+        tensor.name: np.zeros([int(size) for size in tensor.shape], tensor.dtype)
+        for tensor in session.inputs
+    }
     answers = []
     for fault in [*faults, ""]:
         os.environ["STAND_IN_FAULTS"] = fault
@@ -150,7 +192,9 @@ def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -
 
 
 def other_version(bundle: str) -> dict[str, str]:
-    """Builds where Python's tensorrt is of another version than the library that ONNX Runtime loads."""
+    """Builds where Python's tensorrt is of another version than the library that ONNX Runtime
+    loads.
+    """
     usual = builders.visible_only
 
     def visible(gpu: Any) -> dict[str, str]:
@@ -166,7 +210,11 @@ def second_gpu(bundle: str) -> dict[str, Any]:
     session = engines.open("denoise_step").session
     used = ctypes.CDLL("libcudart.so.13").stand_in_used_bytes
     used.restype = ctypes.c_size_t
-    return {"gpu": engines.key("denoise_step").gpu, "used": [used(0), used(1)], "open": session.provider}
+    return {
+        "gpu": engines.key("denoise_step").gpu,
+        "used": [used(0), used(1)],
+        "open": session.provider,
+    }
 
 
 def main() -> None:

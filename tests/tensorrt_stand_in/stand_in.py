@@ -1,4 +1,6 @@
-"""The stand-in as tests use it: processes that load it, their output, and their lines in its log."""
+"""The stand-in as tests use it: processes that load it, their output, and their lines in its
+log.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ _LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended: exit code, what it printed, and the log of all processes that it started."""
+    """A process that has ended: exit code, what it printed, and the log of all processes that it
+    started.
+    """
 
     code: int
     out: str
@@ -46,7 +50,11 @@ class StandIn:
     def variables(self, faults: str = "", **settings: str) -> dict[str, str]:
         """The environment of a process."""
         log = self.work / "stand_in.log"
-        own = {"STAND_IN_LOG": str(log), "STAND_IN_FAULTS": faults, "LATENTSYNC_TRT_CACHE_DIR": str(self.cache)}
+        own = {
+            "STAND_IN_LOG": str(log),
+            "STAND_IN_FAULTS": faults,
+            "LATENTSYNC_TRT_CACHE_DIR": str(self.cache),
+        }
         return environment(self.folder, {**own, **settings})
 
     @property
@@ -59,7 +67,12 @@ class StandIn:
         return self._run(["-m", "tests.tensorrt_stand_in.run", *arguments], faults, settings)
 
     def scenario(
-        self, name: str, *, fault: str = "", machine: Mapping[str, str] | None = None, **arguments: Any
+        self,
+        name: str,
+        *,
+        fault: str = "",
+        machine: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> tuple[Any, Ended]:
         """Runs a function of `scenarios` in a process: what it returns, and that process."""
         command = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(arguments)]
@@ -107,7 +120,9 @@ class StandIn:
 
 
 def stand_in_at(work: Path) -> StandIn:
-    """The stand-in, built if need be; skips the test where it cannot be, but not in CI beside the headers."""
+    """The stand-in, built if need be; skips the test where it cannot be, but not in CI beside the
+    headers.
+    """
     try:
         return StandIn(built(), work)
     except CannotBuild as error:

@@ -1,10 +1,11 @@
 """The engine cache: engines that take minutes to build, built once and verified before each use.
 
-    <cache>/<digest>/               an entry: the engine's files and `engine.json`, with the SHA-256 of each
-    <cache>/.latentsync-<id>/       an entry being built or deleted, or the leftover of a killed process
+    <cache>/<digest>/               an entry: the engine's files and `engine.json`
+    <cache>/.latentsync-<id>/       being built or deleted, or left by a killed process
     <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
-An entry appears by one rename when it is complete and is never changed, so readers need no lock.
+`engine.json` has the SHA-256 of each file. An entry appears by one rename when it is complete and
+is never changed, so readers need no lock.
 """
 
 import errno
@@ -41,9 +42,11 @@ from latentsync_trt.runtime.engines.entries import (
     read_entry,
 )
 
-LOCAL_FOLDER, _LOCKS = "engine_cache", ".locks"
+LOCAL_FOLDER = "engine_cache"
+_LOCKS = ".locks"
 
-# A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
+# A provider may not notice a full disk. With less free space than this, its engine may be
+# incomplete.
 _LEAST_FREE_BYTES = 16 * 1024**2
 
 _ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
@@ -59,22 +62,29 @@ _ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
 def cache_folder(given: str | Path | None = None, *, used: bool = True) -> Path:
-    """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
-    it exists and this user or root owns it, else the user's cache folder.
+    """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the
+    working directory if it exists and this user or root owns it, else the user's cache folder.
 
-    One in the working directory, or where others can write, is logged once per process if it is `used`: by a provider
-    that needs engines. Raises `InputError` for a home folder that does not exist.
+    One in the working directory, or where others can write, is logged once per process if it is
+    `used`: by a provider that needs engines. Raises `InputError` for a home folder that does not
+    exist.
     """
-    named, local = given or os.environ.get(CACHE_VARIABLE), Path(LOCAL_FOLDER)
+    named = given or os.environ.get(CACHE_VARIABLE)
+    local = Path(LOCAL_FOLDER)
     if named:
         folder = below_home(named, _ELSEWHERE)
         if used and _anyone_writes(folder):
-            cure = "set its sticky bit (chmod +t), or take the right to write from others (chmod o-w)"
+            cure = (
+                "set its sticky bit (chmod +t), or take the right to write from others (chmod o-w)"
+            )
             _log_once(f"engine cache: {folder}: anyone can exchange engines there; {cure}")
         return folder
     if local.is_dir():
         is_safe = not is_foreign(local) and not _anyone_writes(local)
-        where = ", in the working directory" if is_safe else " is not used, as others can write there"
+        if is_safe:
+            where = ", in the working directory"
+        else:
+            where = " is not used, as others can write there"
         if used:
             _log_once(f"engine cache: {local.absolute()}{where}")
         if is_safe:
@@ -83,7 +93,9 @@ def cache_folder(given: str | Path | None = None, *, used: bool = True) -> Path:
 
 
 def _anyone_writes(folder: Path) -> bool:
-    """Whether any user can rename and delete what others have in `folder`; never on Windows (`distrust`)."""
+    """Whether any user can rename and delete what others have in `folder`; never on Windows
+    (`distrust`).
+    """
     with suppress(OSError):
         mode = folder.stat().st_mode
         return sys.platform != "win32" and bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
@@ -96,11 +108,14 @@ def _log_once(text: str) -> None:
 
 
 class EngineCache:
-    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe. `notice` gets
-    sentences about builds, damaged engines and the like. `built`: digests that this object has built."""
+    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and
+    thread-safe. `notice` gets sentences about builds, damaged engines and the like. `built`:
+    digests that this object has built.
+    """
 
     def __init__(self, folder: Path, notice: Notice = _log.warning) -> None:
-        self.folder, self.notice = folder.absolute(), notice
+        self.folder = folder.absolute()
+        self.notice = notice
         self._verified: dict[str, datetime | None] = {}
         self.built: set[str] = set()
 
@@ -118,8 +133,10 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build) -> Entry:
-        """Finds the engine for `key`, or builds it; while another process builds it, this one waits. Raises as `build`,
-        which leaves nothing behind then, `EngineBuildError` if it wrote nothing, and `OutputError`."""
+        """Finds the engine for `key`, or builds it; while another process builds it, this one
+        waits. Raises as `build`, which leaves nothing behind then, `EngineBuildError` if it wrote
+        nothing, and `OutputError`.
+        """
         if found := self.find(key):
             return found
         lock = self._lock(key.digest)
@@ -127,7 +144,9 @@ class EngineCache:
             try:
                 held = lock.acquire(blocking=False)
             except Timeout:
-                self.notice(f"engine cache: {key.label} is being built by another process; waiting for it")
+                self.notice(
+                    f"engine cache: {key.label} is being built by another process; waiting for it"
+                )
                 held = lock.acquire()
             with held:
                 return self.find(key) or self._make(key, build)
@@ -135,8 +154,9 @@ class EngineCache:
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
         """`obtain`, then `load` on the engine's folder.
 
-        Where that raises `EngineBuildError`, the engine is removed and built again, unless this object built it: it was
-        deleted meanwhile, or the key does not cover everything that a provider checks. Raises as `obtain` and `load`.
+        Where that raises `EngineBuildError`, the engine is removed and built again, unless this
+        object built it: it was deleted meanwhile, or the key does not cover everything that a
+        provider checks. Raises as `obtain` and `load`.
         """
         entry = self.obtain(key, build)
         try:
@@ -146,7 +166,10 @@ class EngineCache:
             same = now is not None and now.built_at == entry.built_at
             if same and (key.digest in self.built or self.remove(entry)):
                 raise
-            self.notice(f"engine cache: {key.label} in {self.folder} does not open ({error}); building it again")
+            self.notice(
+                f"engine cache: {key.label} in {self.folder} "
+                f"does not open ({error}); building it again"
+            )
         entry = self.obtain(key, build)
         return entry, load(entry.folder)
 
@@ -154,11 +177,15 @@ class EngineCache:
         """All engines, last used first, checked by records and sizes, with `hashes` by content."""
         with self._explained():
             paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
-        entries = (read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name))
+        entries = (
+            read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name)
+        )
         return tuple(sorted(entries, key=lambda entry: entry.last_used_at, reverse=True))
 
     def remove(self, entry: Entry) -> str:
-        """Deletes an engine unless it is being or was built again; returns why that failed, empty if it did not."""
+        """Deletes an engine unless it is being or was built again; returns why that failed, empty
+        if it did not.
+        """
         if is_foreign(entry.folder):
             return "it belongs to another user"
         try:
@@ -217,13 +244,18 @@ class EngineCache:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 cure = "make room, for example with `latentsync-trt cache prune --max-gb 10`, or "
                 raise OutputError(f"{self.folder}: the disk is full; {cure}{_ELSEWHERE}") from error
-            reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-            raise OutputError(f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}") from error
+            reason = f"{error.strerror or error}" + (
+                f": {error.filename}" if error.filename else ""
+            )
+            raise OutputError(
+                f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}"
+            ) from error
 
 
 def _build(key: EngineKey, build: Build, folder: Path) -> float:
-    """Makes `folder` and builds into it, in so many seconds; raises `OSError` on a full disk, which providers may not
-    notice."""
+    """Makes `folder` and builds into it, in so many seconds; raises `OSError` on a full disk, which
+    providers may not notice.
+    """
     folder.mkdir()
     start_s = time.monotonic()
     _check_disk(folder)

@@ -1,6 +1,7 @@
 """Entries of the engine cache: keys, records, and what keeps an engine from being used.
 
-Engines run as code: an entry is used if its files have the recorded contents and no other user can have written it.
+Engines run as code: an entry is used if its files have the recorded contents and no other user can
+have written it.
 """
 
 import hashlib
@@ -24,13 +25,17 @@ from latentsync_trt.option_fields import from_json
 RECORD_NAME = "engine.json"
 
 KEY_FORMAT = 1
-"""Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
+"""Part of every digest: increase it when the meaning of a field changes, to ignore older
+engines.
+"""
 
 DIGEST_LENGTH = 24
 """Hex digits of a digest: 96 bits, and short enough for paths on Windows."""
 
 # Nothing outside the entry's folder, and not the record itself.
-_FileName = Annotated[str, Meta(pattern=rf"^(?!{re.escape(RECORD_NAME)}\Z)\w[\w.-]*(/\w[\w.-]*)*\Z")]
+_FileName = Annotated[
+    str, Meta(pattern=rf"^(?!{re.escape(RECORD_NAME)}\Z)\w[\w.-]*(/\w[\w.-]*)*\Z")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,10 @@ class EngineKey:
     """Everything that decides whether an engine can be reused.
 
     Args:
-        bundle: for display only: equal graphs of two bundles share an engine. graph_sha256: with weights.
-        options: those that change the engine. profile: minimum, optimum and maximum of each variable dimension.
+        bundle: for display only: equal graphs of two bundles share an engine. graph_sha256: with
+            weights.
+        options: those that change the engine. profile: minimum, optimum and maximum of each
+            variable dimension.
         versions: of the libraries that built it. gpu: its name. compute_capability: e.g. "8.9".
     """
 
@@ -82,9 +89,9 @@ class Record:
 class Entry:
     """An engine in the cache. Its folder must not be changed.
 
-    `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
-    used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
-    `device_memory_bytes`: GPU memory of a run, without weights, if known.
+    `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why
+    the engine cannot be used, empty if it can. `last_used_at`: UTC. `built`: whether the call that
+    returned this built it. `device_memory_bytes`: GPU memory of a run, without weights, if known.
     """
 
     folder: Path
@@ -99,25 +106,34 @@ class Entry:
 
     @property
     def state(self) -> Literal["ready", "damaged"]:
-        return "damaged" if self.problem else "ready"
+        if self.problem:
+            return "damaged"
+        return "ready"
 
     @property
     def label(self) -> str:
-        return self.key.label if self.key else f"engine {self.folder.name}"
+        if self.key:
+            return self.key.label
+        return f"engine {self.folder.name}"
 
 
 def read_entry(folder: Path, *, hashes: bool) -> Entry:
-    """Checks the entry in `folder`: that no other user can have written it, record and file sizes, with `hashes` the
-    contents, too."""
+    """Checks the entry in `folder`: that no other user can have written it, record and file sizes,
+    with `hashes` the contents, too.
+    """
     known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
-    problem, used_s = "", 0.0
+    problem = ""
+    used_s = 0.0
     try:
         problem = distrust(folder)
         used_s = (folder / RECORD_NAME).stat().st_mtime
         if not problem:
             record = from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
             known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
-            problems = (file_problem(folder / name, file, hashes=hashes) for name, file in record.files.items())
+            problems = (
+                file_problem(folder / name, file, hashes=hashes)
+                for name, file in record.files.items()
+            )
             problem = next(filter(None, problems), "")
             if record.key.digest != folder.name:
                 problem = f"{RECORD_NAME} belongs to another engine"
@@ -127,20 +143,27 @@ def read_entry(folder: Path, *, hashes: bool) -> Entry:
         problem = problem or f"{Path(error.filename).name} is missing"
     except OSError as error:
         problem = f"{error.strerror or error}"
-    used_at, size_bytes = datetime.fromtimestamp(used_s, UTC), folder_bytes(folder)
-    return Entry(folder=folder, size_bytes=size_bytes, last_used_at=used_at, problem=problem, **known)
+    used_at = datetime.fromtimestamp(used_s, UTC)
+    size_bytes = folder_bytes(folder)
+    return Entry(
+        folder=folder, size_bytes=size_bytes, last_used_at=used_at, problem=problem, **known
+    )
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether another user than this one and root owns `path`, of a link the link; never on Windows (`distrust`)."""
+    """Whether another user than this one and root owns `path`, of a link the link; never on Windows
+    (`distrust`).
+    """
     with suppress(OSError):
         return sys.platform != "win32" and path.lstat().st_uid not in (0, os.geteuid())
     return False
 
 
 def distrust(folder: Path) -> str:
-    """Why someone else may have written what is in `folder`; empty if only this user and root can have. On Windows only
-    links are found, as folders of a user's profile are closed to others. Raises `OSError`."""
+    """Why someone else may have written what is in `folder`; empty if only this user and root can
+    have. On Windows only links are found, as folders of a user's profile are closed to others.
+    Raises `OSError`.
+    """
     for path in (folder, *folder.rglob("*")):
         state = path.lstat()
         if stat.S_ISLNK(state.st_mode):
@@ -168,7 +191,9 @@ def folder_bytes(folder: Path) -> int:
 
 
 def select(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
-    """Which of `entries` to remove: damaged and then least recently used ones until `max_bytes` are left. Pure."""
+    """Which of `entries` to remove: damaged and then least recently used ones until `max_bytes` are
+    left. Pure.
+    """
     chosen: list[Entry] = []
     excess_bytes = sum(entry.size_bytes for entry in entries) - max_bytes
     for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):

@@ -1,4 +1,6 @@
-"""Runs graphs on seeded random numbers, to compare the values of two providers or two variants, and to time them."""
+"""Runs graphs on seeded random numbers, to compare the values of two providers or two variants, and
+to time them.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,8 +18,9 @@ _KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31,
 """Values as in a usual run."""
 
 _LIMIT = 1e-2
-"""Measured between the CUDA variant of a graph and the portable one on an H200, all graphs at 256 and 512 px in
-float16: 0.0004 to 0.0022."""
+"""Measured between the CUDA variant of a graph and the portable one on an H200, all graphs at 256
+and 512 px in float16: 0.0004 to 0.0022.
+"""
 
 _EIGHT_BIT_LIMIT = 5e-2
 """In 8 bits, a sum that is rounded the other way is off by a whole quantization step."""
@@ -27,7 +30,9 @@ _VERIFICATION_FACTOR = 4.0
 
 
 class BoundRun:
-    """Runs `session`, of the provider `selection`, on the same `random_inputs`; all stay on its device."""
+    """Runs `session`, of the provider `selection`, on the same `random_inputs`; all stay on its
+    device.
+    """
 
     def __init__(self, session: Session, ranges: Ranges, selection: Selection) -> None:
         self._session = session
@@ -53,7 +58,9 @@ class BoundRun:
 
 
 def random_inputs(tensors: Iterable[TensorEntry], ranges: Ranges) -> dict[str, Array]:
-    """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
+    """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in
+    `ranges`.
+    """
     rng = np.random.default_rng(SEED)
     inputs: dict[str, Array] = {}
     for tensor in tensors:
@@ -65,12 +72,15 @@ def random_inputs(tensors: Iterable[TensorEntry], ranges: Ranges) -> dict[str, A
 
 
 def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
-    """The largest difference of an output, divided by the largest of `theirs`; infinite if a value is not finite."""
+    """The largest difference of an output, divided by the largest of `theirs`; infinite if a value
+    is not finite.
+    """
     largest = 0.0
     for pair in zip(ours, theirs, strict=True):
         one, other = (array.astype(np.float32) for array in pair)
         with np.errstate(invalid="ignore"):  # of infinities
-            apart, scale = (float(np.abs(values).max()) for values in (one - other, other))  # NaN where any value is
+            # NaN where any value is
+            apart, scale = (float(np.abs(values).max()) for values in (one - other, other))
         if not np.isfinite([apart, scale]).all():
             return np.inf
         largest = max(largest, apart / max(scale, float(np.finfo(np.float32).tiny)))
@@ -78,7 +88,8 @@ def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
 
 
 def provider_limit(manifest: Manifest, graph: str) -> float:
-    """The largest `difference` between two providers with which a graph counts as computed correctly: more than usual
-    where it was far from PyTorch itself when it was verified."""
+    """The largest `difference` between two providers with which a graph counts as computed
+    correctly: more than usual where it was far from PyTorch itself when it was verified.
+    """
     least = _LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
     return max(least, _VERIFICATION_FACTOR * manifest.verification.get(graph, 0.0))

@@ -1,5 +1,7 @@
-"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache, and builds engines:
-in this run, or in a child process for the next one, while this one uses another provider."""
+"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache,
+and builds engines: in this run, or in a child process for the next one, while this one uses another
+provider.
+"""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,10 +32,14 @@ from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.types import EngineTime
 
 LEAST_NODE_SHARE = 0.9
-"""Minimum share of a graph's nodes on the chosen provider; below it, copies between devices cost more than nodes."""
+"""Minimum share of a graph's nodes on the chosen provider; below it, copies between devices cost
+more than nodes.
+"""
 
 _RECORDED_UP_TO_PX = 256
-"""Resolution up to which steps are recorded as CUDA graphs by default: 9 % more frames there, none more at 512 px."""
+"""Resolution up to which steps are recorded as CUDA graphs by default: 9 % more frames there, none
+more at 512 px.
+"""
 
 _HASHERS = 4
 
@@ -52,15 +58,23 @@ class OpenedEngine:
     def times(self) -> EngineTime:
         """The costs, and its runs so far."""
         clock = self.session.clock
-        return replace(self.costs, runs=clock.runs, first_ms=1000 * clock.first_run_s, mean_ms=clock.mean_ms)
+        return replace(
+            self.costs, runs=clock.runs, first_ms=1000 * clock.first_run_s, mean_ms=clock.mean_ms
+        )
 
 
 class SessionFactory:
-    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them. Raises
-    `InputError` if bundle or provider do not support `options`."""
+    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs
+    them. Raises `InputError` if bundle or provider do not support `options`.
+    """
 
-    def __init__(self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache) -> None:
-        self.bundle, self.selection, self.options, self.cache = bundle, selection, options, cache
+    def __init__(
+        self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache
+    ) -> None:
+        self.bundle = bundle
+        self.selection = selection
+        self.options = options
+        self.cache = cache
         self.compiled = selection.provider.builds
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
@@ -76,15 +90,24 @@ class SessionFactory:
         """The variant of a graph to open: that for the provider, if the bundle has it."""
         variant = self.selection.provider.graph_variant
         has_it = variant in self.bundle.manifest.graphs[graph].forms
-        return variant if has_it and self.options.graph_variant == "auto" else "portable"
+        if has_it and self.options.graph_variant == "auto":
+            return variant
+        return "portable"
 
     def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `frames=16`."""
+        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as
+        in `frames=16`.
+        """
         for name, size in sizes.items():
             span = self.ranges.get(name)
             if span is not None and not span.minimum <= size <= span.maximum:
-                allowed = f"{span.minimum}" if span.fixed else f"{span.minimum} to {span.maximum}"
-                raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")
+                if span.fixed:
+                    allowed = f"{span.minimum}"
+                else:
+                    allowed = f"{span.minimum} to {span.maximum}"
+                raise InputError(
+                    f"{size} {name}: the engines take {allowed}; build or export for a wider range"
+                )
 
     def key(self, graph: str) -> EngineKey:
         """The cache key of a graph's engine."""
@@ -96,14 +119,19 @@ class SessionFactory:
             provider=self.selection.name,
             options={"optimization_level": str(self._builder.level)},
             precision=manifest.precision,
-            profile={name: astuple(span) for name, span in spans_of(manifest.graphs[graph], self.ranges).items()},
+            profile={
+                name: astuple(span)
+                for name, span in spans_of(manifest.graphs[graph], self.ranges).items()
+            },
             versions={"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version()},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` whose engines must be built; raises `BundleError` if the bundle lacks one of them."""
+        """Those of `graphs` whose engines must be built; raises `BundleError` if the bundle lacks
+        one of them.
+        """
         for graph in graphs:
             self.bundle.graph_path(graph)
         if not self.compiled:
@@ -113,7 +141,9 @@ class SessionFactory:
         return tuple(graph for graph, entry in zip(graphs, entries, strict=True) if entry is None)
 
     def memory_bytes(self, graphs: Iterable[str]) -> int | None:
-        """GPU memory that the engines of `graphs` take together, weights and runs; None if that is not known of all."""
+        """GPU memory that the engines of `graphs` take together, weights and runs; None if that is
+        not known of all.
+        """
         total_bytes = 0
         for graph in graphs:
             entry = self.cache.find(self.key(graph))
@@ -127,29 +157,39 @@ class SessionFactory:
         return self.cache.obtain(self.key(graph), partial(self._builder.build, graph))
 
     def open(self, graph: str, *, cuda_graph: bool = False) -> OpenedEngine:
-        """A session of a graph, which with `cuda_graph` may record one; builds its engine first where that is missing.
+        """A session of a graph, which with `cuda_graph` may record one; builds its engine first
+        where that is missing.
 
-        Raises `EngineBuildError` if the provider cannot compile it or runs too few of its nodes, `OutOfMemory`, and
-        `OutputError` if the cache cannot be written.
+        Raises `EngineBuildError` if the provider cannot compile it or runs too few of its nodes,
+        `OutOfMemory`, and `OutputError` if the cache cannot be written.
         """
-        start_s, built, build_s, size_bytes = time.perf_counter(), False, 0.0, 0
+        start_s = time.perf_counter()
+        built = False
+        build_s = 0.0
+        size_bytes = 0
         if self.compiled:
             load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
-            engine, session = self.cache.load(self.key(graph), partial(self._builder.build, graph), load)
-            built, size_bytes = engine.folder.name in self.cache.built, engine.size_bytes
+            engine, session = self.cache.load(
+                self.key(graph), partial(self._builder.build, graph), load
+            )
+            built = engine.folder.name in self.cache.built
+            size_bytes = engine.size_bytes
             build_s = engine.build_s or 0.0
             start_s += build_s if engine.built else 0.0
         else:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
         open_s = time.perf_counter() - start_s
-        costs = EngineTime(graph, self.selection.name, self._node_share(session), built, build_s, open_s)
+        costs = EngineTime(
+            graph, self.selection.name, self._node_share(session), built, build_s, open_s
+        )
         return OpenedEngine(session, costs, size_bytes)
 
     def _open_directly(self, graph: str, *, cuda_graph: bool) -> Session:
         variant = self.variant(graph)
         path = self.bundle.graph_path(graph, variant)
         spans = spans_of(self.bundle.manifest.graphs[graph], self.ranges)
-        made_for_cuda, providers = variant == CUDA.graph_variant, CPU
+        made_for_cuda = variant == CUDA.graph_variant
+        providers = CPU
         if self.selection.gpu is not None:
             options = cuda_options(
                 self._gpu.index,
@@ -157,7 +197,10 @@ class SessionFactory:
                 fused_bias=made_for_cuda,
                 cudnn_attention=made_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
             )
-            providers = (CUDA.ort_name, {**options, **own_options(CUDA, self.options.provider_options)}), *CPU
+            providers = (
+                (CUDA.ort_name, {**options, **own_options(CUDA, self.options.provider_options)}),
+                *CPU,
+            )
         settings = SessionSettings(
             name=path.stem,
             providers=providers,
@@ -168,22 +211,32 @@ class SessionFactory:
 
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
-        name, wanted = self.selection.name, self.selection.provider.ort_name
+        name = self.selection.name
+        wanted = self.selection.provider.ort_name
         counts = session.nodes_by_provider()
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
         if session.provider != wanted or share < LEAST_NODE_SHARE:
             session.close()
-            where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
-            what = f"{name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are expected ({where})"
+            where = ", ".join(
+                f"{count} on {provider}" for provider, count in sorted(counts.items())
+            )
+            what = (
+                f"{name} runs {share:.0%} of its nodes, and at "
+                f"least {LEAST_NODE_SHARE:.0%} are expected ({where})"
+            )
             cure = "export the model again with this version, or choose another --provider"
             raise EngineBuildError(f"{session.name}: {what}; {cure}")
         return share
 
 
 def _wants_cuda_graph(factory: SessionFactory) -> bool:
-    """By default at low resolutions, with fixed shapes, and with CUDA where the graphs have a variant for it."""
-    asked, selection, manifest = factory.options.cuda_graph, factory.selection, factory.bundle.manifest
+    """By default at low resolutions, with fixed shapes, and with CUDA where the graphs have a
+    variant for it.
+    """
+    asked = factory.options.cuda_graph
+    selection = factory.selection
+    manifest = factory.bundle.manifest
     if asked and selection.gpu is None:
         raise InputError(f"--cuda-graph: not with provider {selection.name}, only on a GPU")
     fixed = all(span.fixed for span in factory.ranges.values())
@@ -200,15 +253,20 @@ class BackgroundBuild:
     """Starts building `graphs` of `factory`; raises `OSError` if the process cannot be started."""
 
     def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
-        self._child, self._errors = Child(build), list[str]()
-        folder, cache = factory.bundle.folder.resolve(), factory.cache.folder
+        self._child = Child(build)
+        self._errors = list[str]()
+        folder = factory.bundle.folder.resolve()
+        cache = factory.cache.folder
         self._child.send((folder, factory.selection, factory.options, cache, tuple(graphs)))
 
     def wait(self) -> str:
         """Waits for the end; returns the error, empty if none."""
-        self._errors += [event["error"] for event in self._child.events()]  # none where one has waited before
+        # none where one has waited before
+        self._errors += [event["error"] for event in self._child.events()]
         ended = self._child.wait()
-        return self._errors[0] if self._errors else ended.last_error_line or f"its process ended with {ended}"
+        if self._errors:
+            return self._errors[0]
+        return ended.last_error_line or f"its process ended with {ended}"
 
     def stop(self) -> None:
         """Ends the process; an unfinished engine is never used."""
@@ -216,11 +274,15 @@ class BackgroundBuild:
 
 
 def build(orders: Iterator[Any], emit: Emit) -> None:
-    """In the child: builds engines one after another; the only event has the error, empty if none."""
+    """In the child: builds engines one after another; the only event has the error, empty if
+    none.
+    """
     folder, selection, options, cache_folder, graphs = next(orders)
     error = ""
     try:
-        factory = SessionFactory(Bundle.load(folder), selection, options, EngineCache(cache_folder, print))
+        factory = SessionFactory(
+            Bundle.load(folder), selection, options, EngineCache(cache_folder, print)
+        )
         for graph in graphs:
             factory.build(graph)
     except LatentSyncError as failure:

@@ -1,10 +1,12 @@
-"""The GPUs of this machine, as CUDA numbers them, their driver, and the libraries that GPU providers need.
+"""The GPUs of this machine, as CUDA numbers them, their driver, and the libraries that GPU
+providers need.
 
-GPUs: only the driver is asked, no CUDA library, and NVML where the CUDA driver would create a context; it numbers GPUs
-differently, so they are matched by PCI address.
+GPUs: only the driver is asked, no CUDA library, and NVML where the CUDA driver would create a
+context; it numbers GPUs differently, so they are matched by PCI address.
 
-Libraries: pip installs CUDA, cuDNN and TensorRT in folders that the system's loader does not search. They are loaded by
-path, as the loader finds a library by name if the process has loaded it before.
+Libraries: pip installs CUDA, cuDNN and TensorRT in folders that the system's loader does not
+search. They are loaded by path, as the loader finds a library by name if the process has loaded it
+before.
 """
 
 import contextlib
@@ -28,11 +30,16 @@ _WINDOWS = sys.platform == "win32"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 # `CUdevice_attribute` and `CUresult` of cuda.h.
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
-_SUCCESS, _NO_DEVICE = 0, 100
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+_SUCCESS = 0
+_NO_DEVICE = 100
 
-# The major versions that onnxruntime-gpu 1.31 is built for; a test compares them with the installed wheel.
-CUDA_MAJOR, CUDNN_MAJOR, TENSORRT_MAJOR = 13, 9, 10
+# The major versions that onnxruntime-gpu 1.31 is built for; a test compares them with the installed
+# wheel.
+CUDA_MAJOR = 13
+CUDNN_MAJOR = 9
+TENSORRT_MAJOR = 10
 
 UNKNOWN = "unknown"
 """The version of a library that does not load."""
@@ -43,7 +50,8 @@ TENSORRT_MODULE = "tensorrt"
 _TENSORRT_LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 _TENSORRT_NEEDED = ("nvinfer", "nvonnxparser")
 
-# Includes cuDNN, which ONNX Runtime loads only at the first convolution, so that it is reported missing earlier.
+# Includes cuDNN, which ONNX Runtime loads only at the first convolution, so that it is reported
+# missing earlier.
 _CUDA_LIBRARIES = ("cudart", "cublasLt", "cublas", "cudnn")
 
 # LOAD_WITH_ALTERED_SEARCH_PATH of Windows; for absolute paths only.
@@ -52,7 +60,9 @@ _BESIDE_IT = 0x8
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; `index` depends on $CUDA_VISIBLE_DEVICES. E.g. capability "8.9", PCI address "0000:01:00.0"."""
+    """One GPU; `index` depends on $CUDA_VISIBLE_DEVICES. E.g. capability "8.9", PCI address
+    "0000:01:00.0".
+    """
 
     index: int
     name: str
@@ -74,7 +84,11 @@ def gpus() -> tuple[Gpu, ...]:
     """All GPUs that CUDA may use; empty where there is no driver or no GPU."""
     driver, problem = _driver()
     count = ctypes.c_int()
-    if driver is None or problem is not None or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
+    if (
+        driver is None
+        or problem is not None
+        or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS
+    ):
         return ()
     return tuple(_gpu(driver, index) for index in range(count.value))
 
@@ -126,7 +140,8 @@ def _driver() -> tuple[Any, str | None]:
         driver = ctypes.CDLL("nvcuda.dll" if _WINDOWS else "libcuda.so.1")
     except OSError as error:
         return None, str(error)
-    code, name = driver.cuInit(0), ctypes.c_char_p()
+    code = driver.cuInit(0)
+    name = ctypes.c_char_p()
     if code in (_SUCCESS, _NO_DEVICE):
         return driver, None
     driver.cuGetErrorName(code, ctypes.byref(name))  # NULL for an unknown one
@@ -134,8 +149,11 @@ def _driver() -> tuple[Any, str | None]:
 
 
 def _gpu(driver: Any, index: int) -> Gpu:
-    device, memory, number = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
-    name, address = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
+    device = ctypes.c_int()
+    memory = ctypes.c_size_t()
+    number = ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    address = ctypes.create_string_buffer(32)
     driver.cuDeviceGet(ctypes.byref(device), index)
     driver.cuDeviceGetName(name, len(name), device)
     driver.cuDeviceGetPCIBusId(address, len(address), device)
@@ -144,13 +162,23 @@ def _gpu(driver: Any, index: int) -> Gpu:
     for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
         driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
         capability.append(str(number.value))
-    return Gpu(index, name.value.decode(), ".".join(capability), memory.value, address.value.decode().lower())
+    return Gpu(
+        index,
+        name.value.decode(),
+        ".".join(capability),
+        memory.value,
+        address.value.decode().lower(),
+    )
 
 
 def provider_library(part: str) -> Path:
-    """The file that onnxruntime loads for a provider, by its name, or for all of them ("shared")."""
+    """The file that onnxruntime loads for a provider, by its name, or for all of them
+    ("shared").
+    """
     library = f"onnxruntime_providers_{part}"
-    return Path(ort.__file__).parent / "capi" / (f"{library}.dll" if _WINDOWS else f"lib{library}.so")
+    return (
+        Path(ort.__file__).parent / "capi" / (f"{library}.dll" if _WINDOWS else f"lib{library}.so")
+    )
 
 
 def needed_libraries(provider: Provider) -> tuple[str, ...]:
@@ -159,7 +187,9 @@ def needed_libraries(provider: Provider) -> tuple[str, ...]:
 
 
 def load_problem(library: str) -> str | None:
-    """Loads a library by name or path for the whole process; None if that works, else the loader's message."""
+    """Loads a library by name or path for the whole process; None if that works, else the loader's
+    message.
+    """
     try:
         _load(library)
     except OSError as error:
@@ -168,13 +198,18 @@ def load_problem(library: str) -> str | None:
 
 
 def _load(library: str) -> ctypes.CDLL:
-    # On Windows, search as onnxruntime does: $PATH, which Python skips, and the folder of a library given by its path.
-    return ctypes.CDLL(library, ctypes.RTLD_GLOBAL, winmode=_BESIDE_IT if Path(library).is_absolute() else 0)
+    # On Windows, search as onnxruntime does: $PATH, which Python skips, and the folder of a library
+    # given by its path.
+    return ctypes.CDLL(
+        library, ctypes.RTLD_GLOBAL, winmode=_BESIDE_IT if Path(library).is_absolute() else 0
+    )
 
 
 @functools.cache
 def preload() -> None:
-    """Loads CUDA, cuDNN and TensorRT where pip installed them; the system's loader finds the others."""
+    """Loads CUDA, cuDNN and TensorRT where pip installed them; the system's loader finds the
+    others.
+    """
     # onnxruntime prints a line for every file it does not find.
     with contextlib.redirect_stdout(io.StringIO()):
         ort.preload_dlls()
@@ -188,12 +223,16 @@ def preload() -> None:
 
 
 def package_folder(package: str) -> Path | None:
-    """Folder of an installed Python package or module, without importing it; None if it is not installed."""
+    """Folder of an installed Python package or module, without importing it; None if it is not
+    installed.
+    """
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
     if places:
         return Path(places[0])
-    return Path(spec.origin).parent if spec and spec.origin else None
+    if spec and spec.origin:
+        return Path(spec.origin).parent
+    return None
 
 
 def onnxruntime_version() -> str:
@@ -205,7 +244,10 @@ def tensorrt_version() -> str:
     preload()
     with contextlib.suppress(OSError, AttributeError):
         library = _load(_tensorrt_file("nvinfer"))
-        parts = (getattr(library, f"getInferLib{part}Version") for part in ("Major", "Minor", "Patch", "Build"))
+        parts = (
+            getattr(library, f"getInferLib{part}Version")
+            for part in ("Major", "Minor", "Patch", "Build")
+        )
         return ".".join(str(part()) for part in parts)
     return UNKNOWN
 
@@ -231,8 +273,12 @@ def cudnn_version() -> str:
 
 def _cuda_file(library: str) -> str:
     major = CUDNN_MAJOR if library == "cudnn" else CUDA_MAJOR
-    return f"{library}64_{major}.dll" if _WINDOWS else f"lib{library}.so.{major}"
+    if _WINDOWS:
+        return f"{library}64_{major}.dll"
+    return f"lib{library}.so.{major}"
 
 
 def _tensorrt_file(library: str) -> str:
-    return f"{library}_{TENSORRT_MAJOR}.dll" if _WINDOWS else f"lib{library}.so.{TENSORRT_MAJOR}"
+    if _WINDOWS:
+        return f"{library}_{TENSORRT_MAJOR}.dll"
+    return f"lib{library}.so.{TENSORRT_MAJOR}"

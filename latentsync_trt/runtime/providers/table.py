@@ -1,6 +1,8 @@
-"""The execution providers, the fastest first: all that the package knows of each, and why one does not run. Pure.
+"""The execution providers, the fastest first: all that the package knows of each, and why one does
+not run. Pure.
 
-`docs/providers.md` has an entry with cause and cure for each template of a message, which a test checks.
+`docs/providers.md` has an entry with cause and cure for each template of a message, which a test
+checks.
 """
 
 import platform
@@ -16,8 +18,9 @@ if TYPE_CHECKING:  # which costs each `--help` a tenth of a second
 class Provider:
     """One execution provider of ONNX Runtime.
 
-    `builds`: it needs engines, which take minutes to build; others open a bundle's graphs directly. `buffers`: where it
-    has inputs and outputs, as in `OrtValue`. `graph_variant`: of the graphs that it runs fastest.
+    `builds`: it needs engines, which take minutes to build; others open a bundle's graphs directly.
+    `buffers`: where it has inputs and outputs, as in `OrtValue`. `graph_variant`: of the graphs
+    that it runs fastest.
     """
 
     name: str
@@ -28,8 +31,12 @@ class Provider:
     graph_variant: "GraphVariant" = "portable"
 
 
-TENSORRT = Provider("tensorrt", "TensorrtExecutionProvider", 'pip install "latentsync-trt[tensorrt]"', builds=True)
-CUDA = Provider("cuda", "CUDAExecutionProvider", 'pip install "latentsync-trt[cuda]"', graph_variant="cuda")
+TENSORRT = Provider(
+    "tensorrt", "TensorrtExecutionProvider", 'pip install "latentsync-trt[tensorrt]"', builds=True
+)
+CUDA = Provider(
+    "cuda", "CUDAExecutionProvider", 'pip install "latentsync-trt[cuda]"', graph_variant="cuda"
+)
 CPU = Provider("cpu", "CPUExecutionProvider", buffers="cpu")
 
 PROVIDERS = {provider.name: provider for provider in (TENSORRT, CUDA, CPU)}
@@ -46,34 +53,43 @@ CPU_BUILD = "this onnxruntime {version} is a build without {provider}"
 NO_DRIVER = "no NVIDIA driver ({problem})"
 DRIVER_FAILS = "the NVIDIA driver is installed but does not start ({problem})"
 NO_GPU = "the NVIDIA driver shows no GPU{hidden}"
-DRIVER_TOO_OLD = "the NVIDIA driver is too old: {found} supports CUDA {supported}, and this build needs CUDA {needed}"
+DRIVER_TOO_OLD = (
+    "the NVIDIA driver is too old: {found} supports "
+    "CUDA {supported}, and this build needs CUDA {needed}"
+)
 GPU_TOO_OLD = "CUDA {major} does not support {gpu}: it needs compute capability {least} or newer"
 LIBRARY_FAILS = "libraries do not load ({problem})"
-TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
+TENSORRT_TOO_OLD = (
+    "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
+)
 NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
 NOT_TESTED = "it runs here, but was not tested with this bundle, version and driver on this GPU"
 FAILED_TEST = "its newest self-test with this bundle, version and driver on this GPU failed"
-SLOWER = "denoising steps took longer with it than with the reference provider in its newest self-test on this GPU"
+SLOWER = (
+    "denoising steps took longer with it than with the "
+    "reference provider in its newest self-test on this GPU"
+)
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
 
 TENSORRT_DOWNLOAD = (
-    "installing TensorRT downloads gigabytes from NVIDIA's own package index; where a mirror lacks it, pip ends with "
+    "installing TensorRT downloads gigabytes from NVIDIA's "
+    "own package index; where a mirror lacks it, pip ends with "
     "metadata-generation-failed; cure: docs/setup.md, Installing TensorRT"
 )
 REINSTALL_ORT = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
-GET_ORT = (
-    REINSTALL_ORT
-    if (sys.platform, platform.machine().lower()) in {("linux", "x86_64"), ("win32", "amd64")}
-    else "use --provider cpu: onnxruntime-gpu exists for x86-64 Linux and Windows only"
-)
+if (sys.platform, platform.machine().lower()) in {("linux", "x86_64"), ("win32", "amd64")}:
+    GET_ORT = REINSTALL_ORT
+else:
+    GET_ORT = "use --provider cpu: onnxruntime-gpu exists for x86-64 Linux and Windows only"
 """How to install an onnxruntime with GPU providers, if one exists for this platform."""
 
 # The oldest driver for CUDA 13, by NVIDIA's release notes of the CUDA toolkit.
 GET_DRIVER = "install NVIDIA driver 580 or newer " + (
     "from https://www.nvidia.com/drivers"
     if sys.platform == "win32"
-    else "with the system's packages (Ubuntu: sudo apt install nvidia-driver-580); in a container, start it "
+    else "with the system's packages (Ubuntu: sudo apt "
+    "install nvidia-driver-580); in a container, start it "
     "with --gpus all"
 )
 

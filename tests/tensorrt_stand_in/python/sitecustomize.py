@@ -1,4 +1,6 @@
-"""Loaded by each process with the stand-in: has the codec's small graphs run on the CPU, unless CUDA is real."""
+"""Loaded by each process with the stand-in: has the codec's small graphs run on the CPU, unless
+CUDA is real.
+"""
 
 import os
 import sys

@@ -1,6 +1,7 @@
 """TensorRT's Python module over the stand-in's library, as far as latentsync-trt uses it.
 
-tests/test_tensorrt_stand_in.py holds every name in it against NVIDIA's `tensorrt_rtx`, whose interface is the same.
+tests/test_tensorrt_stand_in.py holds every name in it against NVIDIA's `tensorrt_rtx`, whose
+interface is the same.
 """
 
 import ctypes
@@ -12,11 +13,16 @@ _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
     function = getattr(_library, name)
-    function.restype, function.argtypes = result, arguments
+    function.restype = result
+    function.argtypes = arguments
     return function
 
 
-_POINTER, _INT, _SIZE, _TEXT, _BOOL = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_bool
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int
+_SIZE = ctypes.c_size_t
+_TEXT = ctypes.c_char_p
+_BOOL = ctypes.c_bool
 _make_logger = _function("stand_in_logger", _POINTER, _LOG)
 _make_builder = _function("createInferBuilder_INTERNAL", _POINTER, _POINTER, _INT)
 _make_network = _function("stand_in_network", _POINTER, _POINTER, ctypes.c_uint)
@@ -32,7 +38,9 @@ _set_level = _function("stand_in_set_level", None, _POINTER, _INT)
 _open_engine = _function("stand_in_engine", _POINTER, _POINTER, _TEXT, _SIZE)
 _device_memory = _function("stand_in_device_memory", ctypes.c_longlong, _POINTER)
 _make_profile = _function("stand_in_profile", _POINTER, _POINTER)
-_set_shape = _function("stand_in_set_shape", None, _POINTER, _TEXT, _INT, _INT, ctypes.POINTER(ctypes.c_longlong))
+_set_shape = _function(
+    "stand_in_set_shape", None, _POINTER, _TEXT, _INT, _INT, ctypes.POINTER(ctypes.c_longlong)
+)
 _add_profile = _function("stand_in_add_profile", None, _POINTER, _POINTER)
 _build = _function("stand_in_build", _POINTER, _POINTER, _POINTER, _POINTER)
 _size = _function("stand_in_size", _SIZE, _POINTER)
@@ -40,7 +48,10 @@ _data = _function("stand_in_data", _POINTER, _POINTER)
 
 
 def _version() -> str:
-    parts = [getattr(_library, f"getInferLib{part}Version")() for part in ("Major", "Minor", "Patch", "Build")]
+    parts = [
+        getattr(_library, f"getInferLib{part}Version")()
+        for part in ("Major", "Minor", "Patch", "Build")
+    ]
     return ".".join(map(str, parts))
 
 
@@ -111,9 +122,13 @@ class Builder(_Logs):
     def create_optimization_profile(self) -> "IOptimizationProfile":
         return IOptimizationProfile(_make_profile(self.pointer))
 
-    def build_serialized_network(self, network: "INetworkDefinition", config: "IBuilderConfig") -> IHostMemory | None:
+    def build_serialized_network(
+        self, network: "INetworkDefinition", config: "IBuilderConfig"
+    ) -> IHostMemory | None:
         memory = _build(self.pointer, network.pointer, config.pointer)
-        return _bytes(memory) if memory else None
+        if memory:
+            return _bytes(memory)
+        return None
 
 
 class INetworkDefinition(_Made):
@@ -128,7 +143,8 @@ class INetworkDefinition(_Made):
 
 class ILayer:
     def __init__(self, network: int, index: int) -> None:
-        self.network, self.index = network, index
+        self.network = network
+        self.index = index
 
     @property
     def type(self) -> int:
@@ -155,9 +171,21 @@ class IAttentionOutputLayer(ILayer):
 
 
 class IOptimizationProfile(_Made):
-    def set_shape(self, input: str, min: tuple[int, ...], opt: tuple[int, ...], max: tuple[int, ...]) -> None:  # noqa: A002
+    def set_shape(
+        self,
+        input: str,  # noqa: A002
+        min: tuple[int, ...],  # noqa: A002
+        opt: tuple[int, ...],
+        max: tuple[int, ...],  # noqa: A002
+    ) -> None:
         for selector, sizes in enumerate((min, opt, max)):
-            _set_shape(self.pointer, input.encode(), selector, len(sizes), (ctypes.c_longlong * len(sizes))(*sizes))
+            _set_shape(
+                self.pointer,
+                input.encode(),
+                selector,
+                len(sizes),
+                (ctypes.c_longlong * len(sizes))(*sizes),
+            )
 
 
 class IBuilderConfig(_Made):
@@ -182,7 +210,9 @@ class ICudaEngine(_Made):
 class Runtime(_Logs):
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
         pointer = _open_engine(self.logger, serialized_engine, len(serialized_engine))
-        return ICudaEngine(pointer) if pointer else None
+        if pointer:
+            return ICudaEngine(pointer)
+        return None
 
 
 class _ParserError:
