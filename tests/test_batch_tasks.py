@@ -205,16 +205,22 @@ DAMAGED: dict[str, tuple[str, Any]] = {
 }
 
 
-def test_tasks_of_damaged_rows_fail_and_all_others_are_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stays_open", [False, True])
+def test_tasks_of_damaged_rows_fail_and_all_others_are_there(
+    tmp_path: Path, stays_open: bool
+) -> None:
     path = tmp_path / "ledger.sqlite"
     good = tasks_in(tmp_path, 1)
-    with closing(JobStore(path)) as store:
-        store.add([*good, *(Task(f"bad {name}", "v", "a", "o") for name in DAMAGED)])
+    store = JobStore(path)
+    store.add([*good, *(Task(f"bad {name}", "v", "a", "o") for name in DAMAGED)])
+    if not stays_open:
+        store.close()
     with closing(sqlite3.connect(path)) as other:
         for name, (column, value) in DAMAGED.items():
             other.execute(f"update tasks set {column} = ? where id = ?", (value, f"bad {name}"))
         other.commit()
-    with closing(JobStore(path)) as store:
+    with closing(store if stays_open else JobStore(path)) as store:
+        assert store.newest(50, label="another") == []
         assert [row.task for row in store.rows("waiting")] == good
         failed = store.rows("failed")
         assert {row.task.id for row in failed} >= {

@@ -108,9 +108,8 @@ class JobStore:
 
     def newest(self, limit: int, offset: int = 0, label: str = "") -> list[Row]:
         """Returns the last rows that were added, all or those with a label, the newest first."""
-        which = (
-            "where ? in (json_extract(task, '$.label'), '') order by position desc limit ? offset ?"
-        )
+        of_task = "case when json_valid(task) then json_extract(task, '$.label') end"
+        which = f"where ? in ({of_task}, '') order by position desc limit ? offset ?"
         return self._rows(which, label, limit, offset)
 
     def row(self, task_id: str) -> Row | None:
@@ -169,11 +168,13 @@ class JobStore:
             self._connection.executemany(statement, rows)
 
     def _rows(self, which: str, *values: Any) -> list[Row]:
-        with self._translated():
-            with self._lock:
-                query = f"select id, {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
-                found = self._connection.execute(query, values).fetchall()
-            return list(map(_row_of, found))
+        query = f"select id, {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
+        with self._translated(), self._lock:
+            try:
+                return [_row_of(stored) for stored in self._connection.execute(query, values)]
+            except InputError:  # a row was damaged while the ledger is open
+                self._fail_damaged()
+                return [_row_of(stored) for stored in self._connection.execute(query, values)]
 
     def _fail_damaged(self) -> None:
         """Makes rows that cannot be read those of failed tasks, of which nothing else is known."""
