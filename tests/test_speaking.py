@@ -169,6 +169,7 @@ def from_left(tracks: Tracks) -> list[int]:
     return [one.person for one in sorted(tracks.spans, key=lambda span: span.rows[0, 1])]
 
 
+@pytest.mark.slow
 def test_of_two_mouths_that_move_alike_syncnet_decides(
     detector: MediaPipeDetector, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_group_norm_of_the_graphs_is_one_that_tensorrt_computes_right(bundle: Pa
     assert min(helper.get_node_attr_value(norm, "num_groups") for norm in norms) > 1
 
 
+@pytest.mark.slow
 def test_large_graphs_are_compared_at_a_lower_resolution(sources: Sources, tmp_path: Path) -> None:
     options = narrow.narrow_options(sources, tmp_path / "bundle", resolution=192, cuda_form=False)
     manifest = read_manifest(export_only((VAE_ENCODER,), options))

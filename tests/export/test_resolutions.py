@@ -63,6 +63,7 @@ def plans(networks: Networks, **fields: Any) -> dict[str, GraphPlan]:
     return {plan.name: plan for plan in plan_graphs(networks, options) if plan.name in GRAPHS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "bundle"), EACH_GRAPH)
 def test_height_and_width_vary_separately(
     name: str, bundle: str, networks: Networks, request: pytest.FixtureRequest
