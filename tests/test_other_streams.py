@@ -8,6 +8,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.stream import Disposition
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.media.codecs import choose_encoder
@@ -221,3 +222,20 @@ def test_audio_tracks_that_do_not_fit_are_named(
             > 1.4 * 48000
         )
     assert [notice for notice in notices if "audio track" in notice] == lost
+
+
+@pytest.mark.parametrize(("suffix", "is_marked"), [(".mp4", True), (".mkv", False)])
+def test_subtitles_that_become_the_default_are_named(
+    tmp_path: Path, suffix: str, is_marked: bool
+) -> None:
+    film = write_film(tmp_path / "film.mkv")
+    with av.open(str(film)) as container:
+        assert not any(
+            each.disposition & Disposition.default for each in container.streams.subtitles
+        )
+    output = tmp_path / f"out{suffix}"
+    notices = keep(film, output)
+    with av.open(str(output)) as container:
+        marks = [each.disposition & Disposition.default for each in container.streams.subtitles]
+    assert any(marks) == is_marked
+    assert any("as default" in notice for notice in notices) == is_marked

@@ -363,9 +363,12 @@ def _not_written(contents: Contents) -> Iterator[str]:
             yield f"{suffix} cannot hold these tags: {', '.join(lost)}{cure}"
         # chapters have a track behind them
         for (name, track), stream in zip(tracks, written.streams, strict=False):
-            lost = track.lost_in(_track_tags(stream))
+            kept = _track_tags(stream)
+            lost = track.lost_in(kept)
             if lost:
                 yield f"{suffix} cannot hold of {name} of the output: {', '.join(lost)}"
+            if kept.uses & ~track.uses & Disposition.default:  # FFmpeg wants one of each kind
+                yield f"{suffix} marks {name} of the output as default: players may show it"
 
 
 @contextmanager
