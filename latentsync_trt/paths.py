@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import re
+from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
@@ -56,6 +57,17 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
             f"{prefix}-: standard input and output are not supported; give the path of a file"
         )
     return Path(text)
+
+
+def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """Returns the files in a folder that have one of the suffixes, in capitals or not, sorted by
+    name; raises `InputError` if the folder cannot be read.
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
+    return [path for path in files if path.suffix.lower() in suffixes]
 
 
 def read_text(path: Path, cure: str = "save it as UTF-8", most_bytes: int | None = None) -> str:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -27,6 +27,7 @@ from latentsync_trt.paths import (
     AUDIO_SUFFIXES,
     VIDEO_SUFFIXES,
     exists,
+    files_in,
     local_path,
     read_text,
     why_missing,
@@ -119,26 +120,24 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
 
 def _pairs_in(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yields each video in a folder with each recording of its name; also those that are alone."""
-    try:
-        names = sorted(
-            path.name
-            for path in folder.iterdir()
-            if path.is_file() and not path.name.startswith(".")
-        )
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
-    videos = [name for name in names if Path(name).suffix.lower() in VIDEO_SUFFIXES]
-    recordings = [name for name in names if Path(name).suffix.lower() in AUDIO_SUFFIXES]
-    stems = {Path(video).stem for video in videos}
+    videos = _seen_in(folder, VIDEO_SUFFIXES)
+    recordings = _seen_in(folder, AUDIO_SUFFIXES)
+    stems = {video.stem for video in videos}
     for video in videos:
-        paired = [name for name in recordings if Path(name).stem == Path(video).stem]
+        paired = [audio for audio in recordings if audio.stem == video.stem]
         for audio in paired:
-            yield f"{video} with {audio}", {"video": video, "audio": audio}
+            names = {"video": video.name, "audio": audio.name}
+            yield f"{video.name} with {audio.name}", names
         if not paired:
-            yield video, {"video": video}
+            yield video.name, {"video": video.name}
     for audio in recordings:
-        if Path(audio).stem not in stems:
-            yield audio, {"audio": audio}
+        if audio.stem not in stems:
+            yield audio.name, {"audio": audio.name}
+
+
+def _seen_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """The files that have one of the suffixes and are not hidden."""
+    return [path for path in files_in(folder, suffixes) if not path.name.startswith(".")]
 
 
 def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, str]]]:

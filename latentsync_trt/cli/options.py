@@ -237,7 +237,7 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
 
 
 def _is_door(option: click.Option, value: Any) -> bool:
-    """Whether nobody but the user may set the option, or give it that value."""
+    """Whether only the user may set the option, or give it that value."""
     return option.name in _DOORS or getattr(option.type, "written", False) or "://" in str(value)
 
 

@@ -238,3 +238,18 @@ def _is_well_formed(face: Face) -> bool:
         if not (is_array and array.shape == shape and np.isfinite(array).all()):
             return False
     return bool((face.box[:2] <= face.box[2:]).all())
+
+
+def moved(last: Face, face: Face) -> float:
+    """How far the middle of a face has moved, in lengths of the longer side of its last box."""
+    shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
+    return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
+
+
+def between(one: Face, other: Face, part: float) -> Face:
+    """The face on the way from `one` to `other`: 0 is `one`, 1 is `other`, 2 is beyond it."""
+    pairs = [(one.box, other.box), (one.points, other.points)]
+    if one.landmarks is not None and other.landmarks is not None:
+        pairs.append((one.landmarks, other.landmarks))
+    box, points, *landmarks = (np.asarray((1 - part) * a + part * b, np.float32) for a, b in pairs)
+    return Face(box, points, other.score, *landmarks)

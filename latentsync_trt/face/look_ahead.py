@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from latentsync_trt.face.geometry import overlap
-from latentsync_trt.face.tracker import HALF_S, FaceTracker, FrameFaces, TrackedDetection, between
+from latentsync_trt.face.geometry import between, overlap
+from latentsync_trt.face.tracker import HALF_S, FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.types import Frame, Picture
 
 _COVERED_IOU = 0.1

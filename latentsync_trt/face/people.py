@@ -129,8 +129,8 @@ class FoundPeople:
         return Tracks(clip, tuple(self._shots_s.values()), spans), portraits
 
     def _apart(self) -> list[tuple[int, Float64Array]]:
-        """Person and rows of each track, by their first time; nobody is at two places, even where a
-        face was only later recognized as that of somebody who was seen elsewhere before.
+        """Person and rows of each track, by their first time; no person is at two places, even
+        where a face was only later recognized as that of somebody who was seen elsewhere before.
         """
         all_rows = [
             (person, np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES))

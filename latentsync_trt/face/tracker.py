@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from latentsync_trt.face import identity
-from latentsync_trt.face.geometry import area, checked, overlap, roll_deg, turn, usable
+from latentsync_trt.face.geometry import (
+    area,
+    between,
+    checked,
+    moved,
+    overlap,
+    roll_deg,
+    turn,
+    usable,
+)
 from latentsync_trt.face.identity import Change, Person, Steady, View
 from latentsync_trt.types import (
     Complex128Array,
@@ -370,7 +379,7 @@ class FaceTracker:
             return None
 
         def looks_the_same(earlier: Face) -> bool:
-            is_near = _moved(earlier, face) <= _FARTHEST
+            is_near = moved(earlier, face) <= _FARTHEST
             return is_near and identity.are_alike(last.look(earlier), view.look(face))
 
         followed = self._own.follow(last.picture, face)
@@ -405,7 +414,7 @@ class FaceTracker:
         near = [
             track
             for track in self._tracks
-            if track not in kept and _moved(track.face, face) <= _FARTHEST
+            if track not in kept and moved(track.face, face) <= _FARTHEST
             if track.person.is_likely(face, look)
         ]
         return min(near, key=lambda track: track.person.distance(look), default=None)
@@ -502,16 +511,3 @@ def _is_behind(face: Face, others: Sequence[Face]) -> bool:
     """Whether face or hair reach into the box of another face."""
     low, high = _reach(face)
     return any((low < one.box[2:]).all() and (high > one.box[:2]).all() for one in others)
-
-
-def _moved(last: Face, face: Face) -> float:
-    shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
-    return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
-
-
-def between(one: Face, other: Face, part: float) -> Face:
-    pairs = [(one.box, other.box), (one.points, other.points)]
-    if one.landmarks is not None and other.landmarks is not None:
-        pairs.append((one.landmarks, other.landmarks))
-    box, points, *landmarks = (np.asarray((1 - part) * a + part * b, np.float32) for a, b in pairs)
-    return Face(box, points, other.score, *landmarks)

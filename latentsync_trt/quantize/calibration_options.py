@@ -7,7 +7,7 @@ from typing import Literal
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import QUALITY, check_limits, option
-from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, exists, why_missing
+from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, exists, files_in, why_missing
 
 TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
 """Packages that make the graphs."""
@@ -113,16 +113,9 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
     """
     if not exists(folder):
         raise InputError(why_missing(folder, "folder"))
-    try:
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
-    audio = {path.stem: path for path in files if path.suffix.lower() in AUDIO_SUFFIXES}
-    clips = tuple(
-        Clip(path, audio.get(path.stem, path))
-        for path in files
-        if path.suffix.lower() in VIDEO_SUFFIXES
-    )
+    audio = {path.stem: path for path in files_in(folder, AUDIO_SUFFIXES)}
+    videos = files_in(folder, VIDEO_SUFFIXES)
+    clips = tuple(Clip(path, audio.get(path.stem, path)) for path in videos)
     if not clips:
         raise InputError(f"{folder}: no video in it (looked for {', '.join(VIDEO_SUFFIXES)})")
     return clips
