@@ -311,6 +311,11 @@ class Progress:
         return self.stage in ("lip-sync", "finishing")
 
 
+NoticeCallback = Callable[[str], None]
+"""Gets a sentence for the user about something unusual that did not end the run;
+it is called from any thread.
+"""
+
 ProgressCallback = Callable[[Progress], None]
 
 
