@@ -20,7 +20,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.sync.faces import analyze
-from latentsync_trt.sync.speakers import with_speakers
+from latentsync_trt.sync.source_speakers import detect_speakers
 from tests.dialogues import HELD_OUT, SIDE_PX, Cast, Written, compose
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         cast = Cast(args.assets, detector)
         for dialogue in HELD_OUT:
             written = compose(cast, dialogue, Path(folder) / "dialogue.mp4")
-            tracks, _ = with_speakers(written.path, analyze(written.path, detector)[0])
+            tracks, _ = detect_speakers(written.path, analyze(written.path, detector)[0])
             found = score(written, tracks)
             total += found
             row = {"scene": dialogue.name, "frames": found[2]}

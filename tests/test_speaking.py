@@ -12,25 +12,19 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.audio.mel import cepstra_of
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.speaking import Mouth, Speaks, Voice, mouth_of, speakers
 from latentsync_trt.face.track_file import Tracks, read_tracks, save_tracks
-from latentsync_trt.measure.syncnet import SyncNet
-from latentsync_trt.media.demo_clip import SPEECH
-from latentsync_trt.media.writer import write_pictures
+from latentsync_trt.sync.dubbed_turns import dubbed
 from latentsync_trt.sync.faces import analyze
-from latentsync_trt.sync.speakers import with_speakers
-from latentsync_trt.sync.speaking import dubbed
+from latentsync_trt.sync.source_speakers import detect_speakers
 from latentsync_trt.types import Float64Array
 from scripts.measure_speaking import score
-from tests.clips import decoded, half, read_audio, write_clip, write_face, write_sound, write_video
+from tests.clips import decoded, half, write_clip, write_face, write_sound, write_video
 from tests.dialogues import HELD_OUT, Cast, Dialogue, Part, compose
 from tests.people import together
-from tests.sounds import write_samples
-from tests.syncnet import write_means
 from tests.test_face_tracks import CLIP, span
 
 FPS = 25
@@ -167,32 +161,6 @@ def test_a_mouth_keeps_its_values_where_the_head_moves(
 def from_left(tracks: Tracks) -> list[int]:
     """The people, from the left of the picture to the right."""
     return [one.person for one in sorted(tracks.spans, key=lambda span: span.rows[0, 1])]
-
-
-@pytest.mark.slow
-def test_of_two_mouths_that_move_alike_syncnet_decides(
-    detector: MediaPipeDetector, tmp_path: Path
-) -> None:
-    """The small graph sees how light a face is and hears how loud the sound is: one face flickers
-    with the sound.
-    """
-    speech = read_audio(SPEECH)[:46400]
-    loud = cepstra_of([speech])[::4, 0]
-    light = np.interp(loud, (loud.min(), loud.max()), (0.5, 1.1))[:70, None, None, None]
-    frames = np.array([*half(together([260.0] * len(light), [780.0] * len(light)))])
-    frames[:, :, :260] = np.clip(frames[:, :, :260] * light, 0, 255)
-    video = tmp_path / "pair.mkv"
-    network = SyncNet(write_means(tmp_path / "syncnet.onnx"))
-    write_pictures(
-        video, frames, lossless=True, audio=write_samples(tmp_path / "speech.wav", speech, 16000)
-    )
-    tracks, _ = analyze(video, detector)
-    for numbers in ((0, 1), (1, 0)):  # else one of them might have been taken anyhow
-        moving = mouth(0, (3, TALKS)).shapes[: len(tracks.spans[0].rows)]
-        spans = [replace(one, person=numbers[one.person], mouth=moving) for one in tracks.spans]
-        talking = replace(tracks, spans=tuple(spans))
-        found, _ = with_speakers(video, talking, network)
-        assert {one.person for one in found.speaks or ()} == {from_left(talking)[0]}
 
 
 A = 0
@@ -352,7 +320,7 @@ def test_held_out_dialogues_are_assigned_as_measured(
     frames = 0
     for number, dialogue in enumerate(HELD_OUT):
         written = compose(cast, dialogue, tmp_path / f"{number}.mp4")
-        tracks, _ = with_speakers(written.path, analyze(written.path, detector)[0])
+        tracks, _ = detect_speakers(written.path, analyze(written.path, detector)[0])
         found = score(written, tracks)
         right = right + found[0]
         wrong = wrong + found[1]

@@ -291,10 +291,9 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.measure.page import contact_sheet, write_png
-    from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.faces import analyze
-    from latentsync_trt.sync.speakers import with_speakers
+    from latentsync_trt.sync.source_speakers import detect_speakers
 
     check_file(video)
     base = output or video.with_name(f"{video.stem}-faces")
@@ -304,7 +303,7 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     make_folder(base.parent)
     with progress_bar(hidden=as_json) as show:
         tracks, portraits = analyze(video, MediaPipeDetector(), show)
-        tracks, notice = with_speakers(video, tracks, open_syncnet(None))
+        tracks, notice = detect_speakers(video, tracks)
     people = summaries(tracks)
     write_png(sheet, contact_sheet(people, portraits))
     save_tracks(tracks, saved)

@@ -74,13 +74,12 @@ _TINY = 1e-24
 @dataclass(frozen=True, slots=True)
 class Speaks:
     """A person, by number, speaks from `start_s` to `end_s` of the source; None = somebody who is
-    not seen. `rival`: another one whose mouth moves about as much then; it is not saved.
+    not seen.
     """
 
     person: int | None
     start_s: float
     end_s: float
-    rival: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,27 +158,8 @@ def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> 
             spans = []
         for start, end in spans:
             start_s, end_s = (frames[[start, end - 1]] + (0, 1)) / MODEL_FPS
-            found.append(
-                Speaks(
-                    person,
-                    float(start_s),
-                    float(end_s),
-                    _rival(people, evidence[start:end], number),
-                )
-            )
+            found.append(Speaks(person, float(start_s), float(end_s)))
     return found
-
-
-def _rival(people: Sequence[int | None], evidence: Float64Array, number: int) -> int | None:
-    """Of the others who are seen, the one with the most `evidence (n, people)`, where it would be
-    worth a change.
-    """
-    totals = evidence.sum(axis=0)
-    others = [each for each in range(1, len(people)) if each != number]
-    best = max(others, key=lambda each: totals[each], default=0)
-    if number and totals[number] - totals[best] < _CHANGE:
-        return people[best]
-    return None
 
 
 def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float64Array:

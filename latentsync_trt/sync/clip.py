@@ -17,11 +17,11 @@ from latentsync_trt.face.people import FaceStats
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
+from latentsync_trt.sync.dubbed_turns import who_speaks
 from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.output import open_writer, write_frames
 from latentsync_trt.sync.paint import Composer, Pace, Painter, painted
 from latentsync_trt.sync.source import aligned_frames, clip_stages, open_speech
-from latentsync_trt.sync.speaking import who_speaks
 from latentsync_trt.sync.timeline import preview_of, timeline_of
 from latentsync_trt.sync.windows import gather, make_inpainter, streams_at
 from latentsync_trt.types import Progress, SyncReport

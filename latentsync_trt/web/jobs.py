@@ -92,9 +92,8 @@ def look_at(
     """
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
-    from latentsync_trt.measure.syncnet import open_syncnet
     from latentsync_trt.sync.faces import analyze
-    from latentsync_trt.sync.speakers import with_speakers
+    from latentsync_trt.sync.source_speakers import detect_speakers
 
     check_search(video, limits, tell)
     if not plays(video):
@@ -118,7 +117,7 @@ def look_at(
         seen = f" · {one.seen_s:.1f} s" if one.seen_s else ""
         people.append((portrait, f"Person {one.number}{seen}"))
         built_in.append(bool(faces) and not check.text)
-    return with_speakers(video, tracks, open_syncnet(None))[0], people, built_in
+    return detect_speakers(video, tracks)[0], people, built_in
 
 
 def submit(

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.speaking import Speaks
-from latentsync_trt.measure.syncnet import open_syncnet
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.model_slot import RunContext
-from latentsync_trt.sync.speakers import with_speakers
+from latentsync_trt.sync.source_speakers import detect_speakers
 from latentsync_trt.sync.speech import MARGIN_S, SpeakerTurns
 from latentsync_trt.types import Float64Array, runs_of_true, within
 
@@ -37,9 +36,7 @@ def who_speaks(run: RunContext) -> Inputs:
     tracks = run.inputs.tracks
     if tracks is None:
         tracks, _ = analyze(inputs.video, inputs.helpers.detector or run.detector, run.on_progress)
-        tracks, notice = with_speakers(
-            inputs.video, tracks, open_syncnet(run.options.syncnet), run.ask
-        )
+        tracks, notice = detect_speakers(inputs.video, tracks, run.ask)
         run.announce(() if notice is None else (notice,))
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs
