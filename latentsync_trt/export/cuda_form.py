@@ -66,7 +66,8 @@ class CudaUNet(UNet):
     def __init__(self, unet: UNet) -> None:
         nn.Module.__init__(self)
         self.config = unet.config
-        self._modules = dict(unet._modules)
+        for name, module in unet.named_children():
+            self.add_module(name, module)
         self._doubling = _doubling(unet.up_blocks)
 
     def forward(

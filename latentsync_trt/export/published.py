@@ -18,6 +18,10 @@ from latentsync_trt.environment import environment
 from latentsync_trt.errors import CheckpointError, OutputError
 from latentsync_trt.paths import check_folder_to_write, nearest_existing
 
+# Else each request to the hub names the versions of other packages. Its library reads the variable
+# when it is imported.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
 Model = Literal["1.6", "1.5"]
 
 UNET_FILE = "latentsync_unet.pt"
@@ -152,7 +156,7 @@ def _check_answer(downloads: Sequence[Repository]) -> None:
             f"$HF_ENDPOINT: is no address ({error}); correct it, or unset it"
         ) from error
 
-    http_error = _set_up_hub()
+    http_error = _request_error()
     _check_network(http_error)
     first = downloads[0]
     try:  # without the retries of a download
@@ -171,15 +175,10 @@ def _check_answer(downloads: Sequence[Repository]) -> None:
             ) from error
 
 
-def _set_up_hub() -> type[Exception]:
-    """Sends less with each request to the hub; returns the error of requests, of httpx or what the
-    version has.
-    """
-    from huggingface_hub import constants
+def _request_error() -> type[Exception]:
+    """Returns the error of requests to the hub: that of httpx, or what its version uses."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    # else each request names the versions of other packages
-    constants.HF_HUB_DISABLE_TELEMETRY = True
     return HfHubHTTPError.__bases__[0]
 
 
@@ -227,7 +226,7 @@ def fetch(repository: Repository, notice: Callable[[str], None]) -> None:
     """
     from huggingface_hub import constants, hf_hub_download
 
-    http_error = _set_up_hub()
+    http_error = _request_error()
     for name in _missing(repository):
         path = repository.folder / name
         notice(str(path))

@@ -361,6 +361,7 @@ class UNet(nn.Module):
 def shallow_copy(module: nn.Module) -> Any:
     """A copy that shares parameters and submodules, but whose submodules can be replaced."""
     made = copy.copy(module)
+    # PyTorch itself has deep copies only; a copy of the object shares the table of its submodules.
     made._modules = dict(module._modules)
     return made
 

@@ -42,7 +42,8 @@ _BEFORE_S = 0.2
 _PAUSE_S = 0.6
 """After so long without speech, the utterance is complete."""
 
-# aiortc's own are for talking heads of 640×480.
+# aiortc's own are for talking heads of 640×480. It has no setting for them: they are constants of
+# its module, and a sender makes its encoder itself.
 h264.DEFAULT_BITRATE = 3_000_000
 h264.MIN_BITRATE = 1_000_000
 h264.MAX_BITRATE = 12_000_000

@@ -113,7 +113,10 @@ class Inputs:
         return str(video), str(speech)
 
     def _choose(self, picked: gr.EventData) -> str:
-        number = picked._data.get("index") if isinstance(picked._data, dict) else None
+        try:
+            number = picked.index  # of what the browser sent, which may be anything
+        except (AttributeError, TypeError):
+            number = None
         if not isinstance(number, int):
             raise gr.Error("person: is no number")
         return f"index:{number}"

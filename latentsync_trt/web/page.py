@@ -341,6 +341,9 @@ class Page:
 def _refuse_forged(blocks: gr.Blocks) -> None:
     """Answers values that no control can have, which the page's own script does not send, without a
     traceback.
+
+    Methods of Gradio are replaced, as it has no handler for errors of its own code, and prints the
+    traceback of each.
     """
     preprocess = blocks.preprocess_data
     process = blocks.process_api
@@ -363,7 +366,10 @@ def _refuse_forged(blocks: gr.Blocks) -> None:
 
 
 def _refuse_addresses(block: Any) -> None:
-    """Refuses URLs as paths of files, which Gradio would download, of any size."""
+    """Refuses URLs as paths of files, which Gradio would download, of any size.
+
+    A method of Gradio is replaced, as it has no setting for that.
+    """
     move = block.async_move_resource_to_block_cache
 
     async def checked(path: str | Path | None) -> str | None:
