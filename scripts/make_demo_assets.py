@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from latentsync_trt.config import MODEL_FPS  # noqa: E402
 from latentsync_trt.media.demo_clip import ASSETS, SENTENCE  # noqa: E402
+from scripts.train_demo.score import SPOKEN_MOUTH_FILE  # noqa: E402
 from scripts.train_demo.speech import Speaker, Utterance, Voice  # noqa: E402
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track  # noqa: E402
 
@@ -40,7 +41,7 @@ def main() -> None:
     spoken = Speaker().say(SENTENCE, VOICE)
     samples, track = with_pauses(spoken)
     write_flac(samples, spoken.rate_hz, ASSETS / "speech.flac")
-    write_track(track, ASSETS / "speech.csv")
+    write_track(track, SPOKEN_MOUTH_FILE)
 
 
 def with_pauses(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
@@ -75,7 +76,7 @@ def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
 
 
 def write_track(track: MouthTrack, target: Path) -> None:
-    """One line per frame, in the format of `latentsync_trt.media.demo_clip.spoken_mouth`."""
+    """One line per frame, in the format of `spoken_mouth`."""
     lines = [
         f"{opening:.4f},{shut:d},{silent:d}"
         for opening, shut, silent in zip(track.opening, track.shut, track.silent, strict=True)

@@ -18,11 +18,11 @@ from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.align import mouth_mask
 from latentsync_trt.measure.clips import face_views, measure_clip
-from latentsync_trt.measure.lips import score
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, camera_frames, spoken_mouth
+from latentsync_trt.media.demo_clip import SPEECH, camera_frames
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import Float32Array, UInt8Array
+from scripts.train_demo.score import SpokenMouth, score, spoken_mouth
 from tests.clips import read_audio, write_video
 from tests.sounds import write_samples
 

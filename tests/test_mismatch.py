@@ -17,8 +17,9 @@ from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.lips import FOLLOWS, Loudness, following
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.demo_clip import SPEECH, portrait, spoken_mouth
+from latentsync_trt.media.demo_clip import SPEECH, portrait
 from latentsync_trt.types import Float32Array, UInt8Array
+from scripts.train_demo.score import spoken_mouth
 from tests.clips import write_clip
 from tests.people import first_person, second_person
 from tests.small import small_bundle

@@ -7,8 +7,8 @@ import pytest
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.measure.clips import choose_moments
-from latentsync_trt.measure.lips import Curves, agreement, closed_rate, score
-from latentsync_trt.media.demo_clip import spoken_mouth
+from latentsync_trt.measure.lips import Curves, closed_rate
+from scripts.train_demo.score import agreement, score, spoken_mouth
 
 MOUTH = spoken_mouth()
 GAPS = (
@@ -19,22 +19,23 @@ GAPS = (
 
 @pytest.mark.parametrize("late_frames", [-4, -1, 2, 5])
 def test_a_shifted_mouth_is_measured_as_shifted(late_frames: int) -> None:
-    found = agreement(np.roll(GAPS, late_frames), MOUTH.opening)
-    assert found[1] == late_frames
-    assert found[0] < agreement(GAPS, MOUTH.opening)[0]
+    late = agreement(np.roll(GAPS, late_frames), MOUTH.opening)
+    assert late.lag_frames == late_frames
+    assert late.correlation < agreement(GAPS, MOUTH.opening).correlation
 
 
 def test_closures_and_silence_are_seen() -> None:
-    found = score(GAPS, MOUTH)
-    assert (found.closures, found.silence) == (1.0, 1.0)
+    scored = score(GAPS, MOUTH)
+    assert scored.closures == 1.0
+    assert scored.silence == 1.0
     assert closed_rate(GAPS, MOUTH.opening > 0.2) == 0.0
 
 
 def test_frames_without_a_face_are_left_out() -> None:
-    with pytest.raises(InputError, match="too few show a face"):
+    with pytest.raises(InputError, match="too few frames show a face"):
         agreement(np.full(3, np.nan, np.float32), np.arange(3, dtype=np.float32))
     curve = np.array([0.1, np.nan, 0.3, 0.2, 0.6], np.float32)
-    assert agreement(curve, curve)[0] == pytest.approx(1.0)
+    assert agreement(curve, curve).correlation == pytest.approx(1.0)
 
 
 def test_labels_of_moments_agree_with_the_plot() -> None:

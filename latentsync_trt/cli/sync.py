@@ -230,19 +230,14 @@ def look_at(
         measure_clip,
         square_rgb,
     )
-    from latentsync_trt.measure.lips import measured, score
+    from latentsync_trt.measure.lips import measured
     from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
     from latentsync_trt.media.playback import Playback
     from latentsync_trt.media.reader import delays_of, read_frames
 
     delays = delays_of(clip.video, clip.audio)
-    curves = measure_clip(
-        out / RESULT, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress
-    )
-    if curves.mouth:
-        found = str(score(curves.gaps, curves.mouth))
-    else:
-        found = measured(curves).with_figures
+    curves = measure_clip(out / RESULT, clip.audio, delay_s=delays.sound_s, on_progress=on_progress)
+    found = measured(curves).with_figures
     write_png(out / PLOT, sync_figure({"measured in the result": curves}, f"Lips: {found}"))
     resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
     extended = Playback(

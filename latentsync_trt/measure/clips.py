@@ -17,7 +17,6 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.lips import CLOSED_GAP, Curves, Loudness, gap_of, joined
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import AlignedFace, Frame, Progress, ProgressCallback, UInt8Array
@@ -35,7 +34,6 @@ def square_rgb(video: Path, frames: Iterable[Frame]) -> Iterator[UInt8Array]:
 def measure_clip(
     video: Path,
     audio: Path,
-    mouth: SpokenMouth | None = None,
     *,
     delay_s: Fraction = Fraction(0),
     on_progress: ProgressCallback | None = None,
@@ -45,7 +43,7 @@ def measure_clip(
     `MediaError`.
 
     Args:
-        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the
+        delay_s: when the audio starts in the
             video. on_progress:
             called after every frame. meter: of the same recording; sees the faces, too.
     """
@@ -66,7 +64,7 @@ def measure_clip(
         gaps.append(math.nan if mesh is None else gap_of(mesh))
         if on_progress is not None:
             on_progress(Progress("measuring", index + 1, len(levels_db)))
-    return joined(np.array(gaps, np.float32), levels_db, mouth)
+    return joined(np.array(gaps, np.float32), levels_db)
 
 
 def face_views(

@@ -1,6 +1,6 @@
-"""How well lips follow speech: the gap between them, from FaceMesh, against the voice, and against
-the mouth that the speech requires, where that is known. Pure. All curves have one value per frame
-at the model's rate.
+"""How well lips follow speech: the gap between them, from FaceMesh, against the voice.
+
+All curves have one value per frame at the model's rate.
 """
 
 import math
@@ -11,11 +11,9 @@ from statistics import fmean
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError
 from latentsync_trt.measures import LipMeasure, Verdict
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.media.demo_clip import SpokenMouth
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 CLOSED_GAP = 0.042
 """Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the
@@ -25,9 +23,6 @@ QUIET_DB = -40.0
 """A frame at least this much softer than the loudest one is silent."""
 
 _NEAR_SPEECH_FRAMES = 3
-_MOST_LAG_FRAMES = 8
-_LEAST_FRAMES = 3
-"""With fewer frames every correlation is 1 or −1."""
 
 # Opposite points on the inner edges of the upper and the lower lip, and the outer corners of the
 # eyes.
@@ -74,72 +69,27 @@ _RESAMPLINGS = 200
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
     """A clip over time, float32: `gaps (n,)` between the lips, see `gap_of`; `levels_db (n, 3)` of
-    the speech, see `Loudness`; `mouth`: the known mouth of these n frames, if any.
+    the speech, see `Loudness`.
     """
 
     gaps: Float32Array
     levels_db: Float32Array
-    mouth: SpokenMouth | None = None
 
     def __len__(self) -> int:
         return len(self.gaps)
 
     @property
     def silent(self) -> BoolArray:
-        """Frames without speech: known, else measured; the mouth may move in the three before and
-        after it.
-        """
-        if self.mouth:
-            return self.mouth.silent
+        """Frames without speech; the mouth may move in the three before and after it."""
         loud = np.pad(self.levels_db[:, 0] > QUIET_DB, _NEAR_SPEECH_FRAMES)
         near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
         return np.asarray(~near.any(axis=1), np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
-class SyncScore:
-    """How lips follow the known mouth of their speech: `opening`, `lag_frames`, see `agreement`;
-    shares of m, b, p (`closures`) and of silent frames (`silence`) that are shown shut, NaN without
-    any.
-    """
-
-    opening: float
-    lag_frames: int
-    closures: float
-    silence: float
-
-    def __str__(self) -> str:
-        opening = (
-            "opening follows the spoken mouth at r = "
-            f"{self.opening:.2f}; {self.lag_frames} frames late"
-        )
-        return (
-            f"{opening}; m, b, p shown shut: {self.closures:.0%}; "
-            f"shut in silence: {self.silence:.0%}"
-        )
-
-
-def joined(gaps: Float32Array, levels_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
+def joined(gaps: Float32Array, levels_db: Float32Array) -> Curves:
     """Curves cut to the length of the shortest."""
-    count = min(len(gaps), len(levels_db), *([len(mouth.opening)] if mouth else []))
-    cut = (
-        SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count])
-        if mouth
-        else None
-    )
-    return Curves(gaps[:count], levels_db[:count], cut)
-
-
-def score(gaps: Float32Array, mouth: SpokenMouth) -> SyncScore:
-    """The numbers of a clip beside its known mouth; raises `InputError` if fewer than three frames
-    show a face.
-    """
-    spans = runs_of_true(mouth.shut)
-    if spans:
-        closures = fmean(bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in spans)
-    else:
-        closures = math.nan
-    return SyncScore(*agreement(gaps, mouth.opening), closures, closed_rate(gaps, mouth.silent))
+    count = min(len(gaps), len(levels_db))
+    return Curves(gaps[:count], levels_db[:count])
 
 
 def measured(curves: Curves, person: int | None = None) -> LipMeasure:
@@ -167,28 +117,6 @@ def gap_of(mesh: Float32Array) -> float:
     *lips, left, right = mesh[_POINTS, :2].tolist()
     gaps = map(math.dist, lips[: len(_UPPER_LIP)], lips[len(_UPPER_LIP) :])
     return fmean(gaps) / math.dist(left, right)
-
-
-def agreement(measured: Float32Array, target: Float32Array) -> tuple[float, int]:
-    """The correlation of two curves `(n,)` at lag 0, in [−1, 1], 0 if one is flat; the delay of the
-    first one, in frames, at which they agree best. Raises `InputError` if fewer than three frames
-    are not NaN in both.
-    """
-    reach = min(_MOST_LAG_FRAMES, max(len(measured) - 1, 0))
-    found = dict[int, float]()
-    padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
-    for lag in range(-reach, reach + 1):
-        shifted = padded[reach + lag :][: len(target)]
-        known = ~(np.isnan(shifted) | np.isnan(target))
-        if known.sum() >= _LEAST_FRAMES:
-            x = shifted[known]
-            y = target[known].astype(np.float64)
-            found[lag] = float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0
-    if 0 not in found:
-        raise InputError(
-            f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False
-        )
-    return found[0], max(found, key=lambda lag: (found[lag], -abs(lag)))
 
 
 def following(gaps: Float32Array, voice_db: Float32Array) -> tuple[float, float, int]:

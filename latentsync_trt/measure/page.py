@@ -30,13 +30,9 @@ _DPI = 100
 _MOST_POINTS = 120 * MODEL_FPS
 """Lines with more are drawn as pixels."""
 _FLOOR_DB = QUIET_DB - 10
-_LIPS_AT_REST = 0.03
-"""The measured gap of touching lips; the 0 of a known mouth is drawn there."""
 _LEAST_TOP = 0.15
 """The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
 _LINES = ("#d9591c", "#1b9e85")
-_TARGET = "#3f7fd6"
-_SHUT = "#cf4a63"
 _GRAY = "#8792a1"
 
 SHOWN_PX = PORTRAIT_PX
@@ -145,12 +141,6 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     )
     speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
     _band(lips, first.silent, _GRAY, "nothing is said")
-    if first.mouth is not None:
-        _band(lips, first.mouth.shut, _SHUT, "m, b, p: lips must touch")
-        target = _LIPS_AT_REST + (top - _LIPS_AT_REST) * first.mouth.opening
-        lips.plot(
-            time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)"
-        )
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
         lips.plot(
             time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels

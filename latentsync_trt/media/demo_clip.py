@@ -14,7 +14,7 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
+from latentsync_trt.types import UInt8Array
 
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
@@ -29,25 +29,6 @@ _TURN_SWAY_DEG = 2.5
 _PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and rotation: no common multiple within a clip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SpokenMouth:
-    """The mouth that belongs to a recording of speech: one value per frame at the model's rate.
-    `opening (n,)` float32, from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips touch, for
-    m, b or p; `silent (n,)` bool.
-    """
-
-    opening: Float32Array
-    shut: BoolArray
-    silent: BoolArray
-
-
-def spoken_mouth() -> SpokenMouth:
-    rows = np.loadtxt(
-        ASSETS / "speech.csv", np.float32, delimiter=",", skiprows=1, encoding="ascii"
-    )
-    return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
-
-
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
     """Writes the built-in clip, demo.mp4, 480×480 px, 5 s; returns it and its speech. Raises
     `OutputError`.
@@ -57,16 +38,13 @@ def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
     return video, SPEECH
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Clip:
-    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the
-    speech, if known.
-    """
+    """A video and its speech. `name`: as rows show it."""
 
     video: Path
     audio: Path
     name: str
-    mouth: SpokenMouth | None = None
 
 
 def choose_clip(
@@ -77,7 +55,6 @@ def choose_clip(
     be read.
     """
     speech = audio or SPEECH
-    mouth = None if audio else spoken_mouth()
     try:
         duration_s = audio_duration_s(speech)
     except MediaError as error:
@@ -88,10 +65,10 @@ def choose_clip(
         raise MediaError(message, usage=error.usage) from error
     if video is not None:
         info = probe(video)
-        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
+        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
     target = folder / name
     write_pictures(target, camera_frames(duration_s))
-    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
+    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}")
 
 
 def portrait() -> UInt8Array:
