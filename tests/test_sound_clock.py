@@ -26,7 +26,7 @@ from latentsync_trt.media.audio import (
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
-from latentsync_trt.sync.speech import sound_of
+from latentsync_trt.sync.sound import sound_of
 from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_video
 from tests.sounds import sound_packets, spoken, write_parts
 

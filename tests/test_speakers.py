@@ -10,8 +10,9 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.option_fields import Speaker
-from latentsync_trt.sync.speech import MARGIN_S, Sound, read_turns, speakers_of
+from latentsync_trt.sync.sound import Sound, resolve_speakers
 from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
+from latentsync_trt.sync.turns import MARGIN_S, read_turns
 
 ANN_AND_BEN = """
 ;; written by a diarization tool
@@ -57,7 +58,7 @@ def test_damaged_files_of_turns_are_named(tmp_path: Path, text: str, message: st
 
 def of(audio: str | None, **fields: Any) -> Sound:
     """The speakers of recordings that begin at 2 s."""
-    return speakers_of(
+    return resolve_speakers(
         None if audio is None else Path(audio),
         lambda path: SoundPiece(path, Fraction(2)),
         SyncOptions(**fields),
@@ -70,13 +71,13 @@ def test_a_recording_for_each_person() -> None:
         SoundPiece(Path("a.wav"), Fraction(2)),
         SoundPiece(Path("b.wav"), Fraction(2)),
     )
-    assert tracks.faces == (3, 1)
+    assert tracks.people == (3, 1)
     assert tracks.speaks(0, Fraction(0))
 
 
 def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN))
-    assert tracks.faces == (0, 1)
+    assert tracks.people == (0, 1)
     assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
     assert "person 0 = ann, person 1 = ben; to change that, give --speaker N=NAME" in (
@@ -86,14 +87,14 @@ def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
 
 def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
     tracks = of("talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker=("5=ben", "2=ben"))
-    assert (tracks.faces, tracks.notice) == ((5, 2), None)
+    assert (tracks.people, tracks.notice) == ((5, 2), None)
     assert tracks.speaks(0, Fraction(7)) and tracks.speaks(1, Fraction(7))
 
 
 def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
     one = written(tmp_path, "SPEAKER a 1 1 2 x x ann")
     tracks = of("talk.wav", turns=one, face="left")
-    assert (tracks.faces, len(tracks.recordings)) == (None, 1)
+    assert (tracks.people, len(tracks.recordings)) == (None, 1)
     assert not tracks.speaks(0, Fraction(1))
 
 

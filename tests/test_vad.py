@@ -26,7 +26,8 @@ from latentsync_trt.audio.vad import (
 from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speech import OpenSpeech, Sound
+from latentsync_trt.sync.sound import Sound
+from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.types import Float32Array, within
 from scripts.train_demo.score import spoken_mouth
 from tests.clips import read_audio

@@ -17,7 +17,8 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder, Target
-from latentsync_trt.sync.speech import OpenSpeech, Sound
+from latentsync_trt.sync.sound import Sound
+from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.sync.windows import Inpainter, Window, faces_of, gather, make_inpainter
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 

@@ -84,7 +84,7 @@ def quality_of(run: RunContext) -> Quality:
     strict = inputs.options.strict
     mismatch = ModelMismatchCheck(manifest, run.resolution_px, run.notices.add, strict=strict)
     recordings = inputs.sound.recordings
-    people = inputs.sound.faces
+    people = inputs.sound.people
     network = open_syncnet(given) if given or shows else None
     if network is None:
         meters = []

@@ -17,7 +17,7 @@ from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.source_speakers import detect_speakers
-from latentsync_trt.sync.speech import MARGIN_S, SpeakerTurns
+from latentsync_trt.sync.turns import MARGIN_S, SpeakerTurns
 from latentsync_trt.types import Float64Array, runs_of_true, within
 
 _FARTHEST_S = 0.6
@@ -67,7 +67,7 @@ def who_speaks(run: RunContext) -> Inputs:
     sound = replace(
         inputs.sound,
         recordings=(recording,) * len(turns),
-        faces=tuple(turns),
+        people=tuple(turns),
         turns=tuple(turns.values()),
     )
     return replace(inputs, tracks=tracks, sound=sound)

@@ -15,7 +15,7 @@ from latentsync_trt.media.playback import HELD_S, video_stream
 from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import check_output_path
 from latentsync_trt.paths import local_path
-from latentsync_trt.sync.speech import Sound, sound_of
+from latentsync_trt.sync.sound import Sound, sound_of
 from latentsync_trt.types import Enhancer, FaceDetector, Float32Array, VideoInfo
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ def aligned_frames(
     """
     inputs = run.inputs
     tracks = run.inputs.tracks
-    choice = inputs.sound.choice(inputs.options.face)
+    choice = inputs.sound.face_choice(inputs.options.face)
     detector = inputs.helpers.detector or run.detector
     if tracks is None and speakers_of(choice) is not None:
         tracks, _ = analyze(inputs.video, detector, run.on_progress)

@@ -18,7 +18,8 @@ from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.playback import Playback, notices_of_length, short
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.speech import OpenSpeech, Sound
+from latentsync_trt.sync.sound import Sound
+from latentsync_trt.sync.speech import OpenSpeech
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
@@ -90,9 +91,9 @@ def soundtrack_of(sound: Sound, span: Span) -> tuple[SoundPiece, ...]:
         speech = tuple(dict.fromkeys(sound.recordings))
     else:
         speech = (sound.mix,)
-    if speech == (sound.own,) or span == Span():
+    if speech == (sound.video_sound,) or span == Span():
         return speech
-    return spliced(sound.own, speech, span.start_s, span.end_s)
+    return spliced(sound.video_sound, speech, span.start_s, span.end_s)
 
 
 def timeline_of(inputs: Inputs, speech: OpenSpeech) -> tuple[Span, Playback, list[str]]:
