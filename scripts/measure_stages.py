@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from latentsync_trt.bench.rows import usable_cores
+from latentsync_trt.compositing.blend import FaceBlender
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.paste import Paster
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.codecs import choose_encoder, default_suffix
@@ -85,7 +85,7 @@ def run(
             finder.find(background(decoded, finder.prepared, name="decode")), name="face"
         )
         painted = background(as_painted(finder.cut_out(found)), name="align")
-        composer = Composer(Paster(detector), None, Quality([Fraction(0)]), clock)
+        composer = Composer(FaceBlender(detector), None, Quality([Fraction(0)]), clock)
         output = Path(folder) / f"output{default_suffix(options)}"
         with (
             VideoWriter(output, info, encoder) as writer,

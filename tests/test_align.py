@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
+from latentsync_trt.compositing.paste import paste, resize_antialiased
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import (
     OUTSIDE,
@@ -21,7 +22,6 @@ from latentsync_trt.face.align import (
     mouth_mask,
     moved,
 )
-from latentsync_trt.face.paste import paste, resize_antialiased
 from tests.pictures import applied
 
 MATRIX_TOLERANCE_PX = 0.05

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
+from latentsync_trt.compositing.enhancer import enhanced, load_enhancer
+from latentsync_trt.compositing.fading import faded
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.choice import faded
-from latentsync_trt.face.enhancer import enhanced, load_enhancer
 from latentsync_trt.types import Float32Array
 from tests.clips import decoded, write_clip
 

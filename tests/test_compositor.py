@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latentsync_trt.compositing.paste import composite
 from latentsync_trt.face.align import align, crop, crop_size_px, frame_rectangle
-from latentsync_trt.face.paste import composite
 from latentsync_trt.types import AlignedFace, Float64Array, UInt8Array
 from tests.pictures import applied
 

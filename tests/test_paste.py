@@ -11,10 +11,11 @@ import cv2
 import numpy as np
 import pytest
 
+from latentsync_trt.compositing.blend import FaceBlender
+from latentsync_trt.compositing.outline import OVAL, filled
+from latentsync_trt.compositing.paste import composite
 from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.paste import Paster, composite
-from latentsync_trt.face.scene import OVAL, filled
 from latentsync_trt.types import (
     AlignedFace,
     Face,
@@ -74,7 +75,7 @@ def as_painted(image: np.ndarray) -> UInt16Array:
 
 
 def paste(
-    paster: Paster,
+    blender: FaceBlender,
     seen_face: OneFace,
     painted: np.ndarray,
     track: int = 0,
@@ -82,8 +83,8 @@ def paste(
 ) -> tuple[Patch, Float32Array | None]:
     """With the points of the painted face."""
     frame, tracked, face = seen_face
-    inspected = paster.inspect_face(frame, face, as_painted(painted), tracked)
-    patch = composite(frame, face, as_painted(painted), paster.finish(track, time_s, inspected))
+    inspected = blender.inspect_face(frame, face, as_painted(painted), tracked)
+    patch = composite(frame, face, as_painted(painted), blender.blend(track, time_s, inspected))
     return patch, inspected.painted_mesh
 
 
@@ -124,7 +125,7 @@ def test_nothing_changes_beside_the_face_of_people(
             picture.to_ndarray(format="rgb24")
             for picture in islice(container.decode(video=0), 0, 24, 6)
         ]
-    paster = Paster(detector)
+    blender = FaceBlender(detector)
     for index, picture in enumerate(pictures):
         noise = random.integers(0, 65536, (8, 8, 3), np.uint16)
         smears = (
@@ -136,7 +137,7 @@ def test_nothing_changes_beside_the_face_of_people(
         item = seen(picture, detector)
         painted = 0.5 * item[2].image + 0.5 * smears
         time_s = Fraction(index, 25)
-        assert outside(picture, item[1], *paste(paster, item, painted, 0, time_s)) == 0
+        assert outside(picture, item[1], *paste(blender, item, painted, 0, time_s)) == 0
 
 
 def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
@@ -144,10 +145,10 @@ def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
     frame, tracked, face = portrait
     middle = tracked.landmarks.mean(axis=0)
     wide = replace(tracked, landmarks=np.float32(middle + (tracked.landmarks - middle) * (1.2, 1)))
-    paster = Paster(detector)
+    blender = FaceBlender(detector)
     painted = face.image.astype(float) + 40
     for index, each in enumerate((wide, tracked)):
-        pasted = paste(paster, (frame, each, face), painted, 0, Fraction(index, 25))
+        pasted = paste(blender, (frame, each, face), painted, 0, Fraction(index, 25))
         assert outside(frame, each, *pasted) == 0
 
 
@@ -155,7 +156,7 @@ def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
 def test_one_chin_is_left(portrait, detector, shift):
     """The source's chin is replaced, whether the painted one is higher or lower."""
     frame, tracked, face = portrait
-    patch, _ = paste(Paster(MovedChin(detector, shift)), portrait, face.image)
+    patch, _ = paste(FaceBlender(MovedChin(detector, shift)), portrait, face.image)
     x, y = tracked.landmarks[CHIN]
     assert weights_in(frame, patch)[int(y), int(x)] > COVERED
 
@@ -164,7 +165,7 @@ def test_without_an_outline_the_mask_decides(portrait):
     frame, tracked, face = portrait
     painted = 255 - face.image
     blind = SimpleNamespace(mesh=lambda *_: None)
-    patch, _ = paste(Paster(blind), (frame, replace(tracked, landmarks=None), face), painted)
+    patch, _ = paste(FaceBlender(blind), (frame, replace(tracked, landmarks=None), face), painted)
     whole = composite(frame, face, as_painted(painted))
     assert np.array_equal(patch.weight, whole.weight)
     assert np.array_equal(patch.rgb, whole.rgb)
@@ -173,7 +174,7 @@ def test_without_an_outline_the_mask_decides(portrait):
 def test_colors_follow_the_skin_around(portrait, detector):
     frame, _, face = portrait
     painted = 128 + 0.9 * (face.image.astype(float) - 128) + np.array([-2, -8, -14])
-    corrected, _ = paste(Paster(detector), portrait, painted)
+    corrected, _ = paste(FaceBlender(detector), portrait, painted)
     plain = composite(frame, face, as_painted(painted))
     assert off_color(frame, corrected) < SKIN_LEVELS < off_color(frame, plain)
 
@@ -187,12 +188,12 @@ def off_color(frame: UInt8Array, patch: Patch) -> float:
 
 def test_colors_do_not_flicker(portrait, detector):
     """What the painting flickers by, the correction does not follow at once."""
-    paster = Paster(detector)
+    blender = FaceBlender(detector)
     offsets = []
     for index in range(8):
         flicker = 6 * (index % 2)
         patch, _ = paste(
-            paster, portrait, portrait[2].image.astype(float) + flicker, 0, Fraction(index, 25)
+            blender, portrait, portrait[2].image.astype(float) + flicker, 0, Fraction(index, 25)
         )
         offsets.append(float(patch.rgb[20:40, 20:40].mean()) / 257 - flicker)
     assert np.abs(np.diff(offsets)).max() < 3
@@ -200,12 +201,12 @@ def test_colors_do_not_flicker(portrait, detector):
 
 def test_outlines_do_not_jump(portrait, detector):
     mesher = MovedChin(detector, 0.0)
-    paster = Paster(mesher)
+    blender = FaceBlender(mesher)
     steady = []
     alone = []
     for index in range(6):
         mesher.shift = 0.02 * (index % 2)
-        for used, weights in ((paster, steady), (Paster(mesher), alone)):
+        for used, weights in ((blender, steady), (FaceBlender(mesher), alone)):
             patch, _ = paste(used, portrait, portrait[2].image, 0, Fraction(index, 25))
             weights.append(weights_in(portrait[0], patch))
 

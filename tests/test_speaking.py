@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.face.active_speaker import Mouth, Speaks, Voice, mouth_of, speakers
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.speaking import Mouth, Speaks, Voice, mouth_of, speakers
 from latentsync_trt.face.track_file import Tracks, read_tracks, save_tracks
 from latentsync_trt.sync.dubbed_turns import dubbed
 from latentsync_trt.sync.faces import analyze

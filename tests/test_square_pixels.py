@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
+from latentsync_trt.compositing.paste import composite
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.paste import composite
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.types import AlignedFace, Picture, UInt8Array

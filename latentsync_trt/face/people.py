@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 
 from latentsync_trt.errors import NoFaceError
+from latentsync_trt.face.active_speaker import MOUTH_VALUES, mouth_of
 from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
-from latentsync_trt.face.speaking import MOUTH_VALUES, mouth_of
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import ON_ITS_SIDE, FrameFaces
 from latentsync_trt.types import Face, Float64Array, Frame, Interval, Picture, UInt8Array

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.speaking import Speaks
+from latentsync_trt.face.active_speaker import Speaks
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
 from latentsync_trt.option_fields import from_json

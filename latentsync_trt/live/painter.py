@@ -15,7 +15,7 @@ from latentsync_trt.types import Float32Array, Patch, UInt16Array, YuvPlanes
 
 if TYPE_CHECKING:
     from latentsync_trt.audio.streaming import StreamingAudioEncoder
-    from latentsync_trt.face.paste import Paster
+    from latentsync_trt.compositing.blend import FaceBlender
     from latentsync_trt.live.idle import IdleLoop
     from latentsync_trt.sync.windows import Inpainter
 
@@ -37,12 +37,12 @@ class SessionPainter:
         inpainter: "Inpainter",
         loop: "IdleLoop",
         encoder: "StreamingAudioEncoder",
-        paster: "Paster",
+        blender: "FaceBlender",
     ) -> None:
         self._inpainter = inpainter
         self._loop = loop
         self._encoder = encoder
-        self._paster = paster
+        self._blender = blender
 
     def latents(
         self, planned: Sequence[PlannedFrame], ahead: Float32Array, check: Callable[[], None]
@@ -73,18 +73,18 @@ class SessionPainter:
         """The painted face as a patch of its frame; `begins`: it does not depend on those
         before.
         """
-        from latentsync_trt.face.paste import composite
+        from latentsync_trt.compositing.paste import composite
 
         if begins:
-            self._paster.restart()
+            self._blender.restart()
         index = self._loop.index(position)
         target = self._loop.targets[index]
         picture = LazyRgb(self._loop.planes[index])
         if target.face is None:
             raise ValueError("a target that was not cut out")
-        inspected = self._paster.inspect_face(picture, target.face, painted, target.tracked)
+        inspected = self._blender.inspect_face(picture, target.face, painted, target.tracked)
         return composite(
-            picture, target.face, painted, self._paster.finish(0, position * FRAME_S, inspected)
+            picture, target.face, painted, self._blender.blend(0, position * FRAME_S, inspected)
         )
 
     def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:

@@ -10,9 +10,9 @@ import numpy as np
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.streaming import StreamingAudioEncoder
+from latentsync_trt.compositing.blend import FaceBlender
 from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.face.paste import Paster
 from latentsync_trt.live.frame import FRAME_S
 from latentsync_trt.live.idle import IdleLoop, blank_loop, load_idle
 from latentsync_trt.live.options import LiveOptions
@@ -75,11 +75,11 @@ class LiveSessions:
             encoder = StreamingAudioEncoder(
                 model.audio_encoder, filters_of(model.bundle), manifest.frames
             )
-            paster = Paster(detector, paste=options.paste)
+            blender = FaceBlender(detector, paste=options.paste)
             # Before the clip is read, which takes minutes where painting is too slow.
             key = chosen.sampling, chosen.guidance, options.hop
             if key not in self._costs:
-                blank = SessionPainter(inpainter, blank_loop(inpainter.side_px), encoder, paster)
+                blank = SessionPainter(inpainter, blank_loop(inpainter.side_px), encoder, blender)
                 self._costs[key] = measured(blank, options.hop)
             cost = self._costs[key]
             load = self._admit(cost, options)
@@ -87,7 +87,7 @@ class LiveSessions:
                 loop = video
             else:
                 loop = load_idle(Path(video), options, detector, inpainter)
-            painter = SessionPainter(inpainter, loop, encoder, paster)
+            painter = SessionPainter(inpainter, loop, encoder, blender)
             paint_s = cost.first_s + composing_s(painter, loop)
             held = opening.pop_all()
         session = LiveSession(

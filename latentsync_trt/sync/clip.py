@@ -10,9 +10,9 @@ from dataclasses import replace
 from fractions import Fraction
 from time import perf_counter
 
+from latentsync_trt.compositing.blend import FaceBlender
+from latentsync_trt.compositing.enhancer import load_enhancer
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.enhancer import load_enhancer
-from latentsync_trt.face.paste import Paster
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.quality import Quality, write_report
@@ -66,8 +66,8 @@ def sync_clip(run: RunContext) -> SyncReport:
         inpainter = make_inpainter(model, options, helpers.noise)
         painter = Painter(inpainter, speech.windows, run.clock, pace, stages.check)
         jobs = painted(gathered, painter, stages, frames, in_turn=in_turn)
-        paster = Paster(run.detector, paste=options.paste)
-        composer = Composer(paster, helpers.enhancer, quality, run.clock)
+        blender = FaceBlender(run.detector, paste=options.paste)
+        composer = Composer(blender, helpers.enhancer, quality, run.clock)
         stack.enter_context(writer)
         composed = stack.enter_context(closing(composer.stages(jobs, stages.prefetch, run.ask)))
         faces = write_frames(run, writer, composed, playback, stages.leave, pace)

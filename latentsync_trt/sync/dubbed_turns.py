@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.speaking import Speaks
+from latentsync_trt.face.active_speaker import Speaks
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs

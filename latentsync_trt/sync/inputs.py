@@ -122,7 +122,7 @@ def _others(
                 "speaks; write it anew with latentsync-trt faces"
             )
     if options.enhancer is not None:
-        from latentsync_trt.face.enhancer import check_enhancer
+        from latentsync_trt.compositing.enhancer import check_enhancer
 
         check_enhancer(options.enhancer)
     if options.c2pa is not None:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from latentsync_trt.face.choice import PaintedPeople, faded
-from latentsync_trt.face.enhancer import enhanced
-from latentsync_trt.face.paste import Finish, InspectedFace, Paster, composite
+from latentsync_trt.compositing.blend import Blend, FaceBlender, InspectedFace
+from latentsync_trt.compositing.enhancer import enhanced
+from latentsync_trt.compositing.fading import PaintedPeople, faded
+from latentsync_trt.compositing.paste import composite
 from latentsync_trt.measure.quality import Pasted, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.runtime.stages import Stage
@@ -250,7 +251,7 @@ class Composer:
     resumed run is equal.
     """
 
-    paster: Paster
+    blender: FaceBlender
     enhancer: Enhancer | None
     quality: Quality
     clock: StageClock
@@ -301,29 +302,29 @@ class Composer:
         return (
             shown,
             painted,
-            self.paster.inspect_face(frame.picture, shown.face, painted, shown.target.tracked),
+            self.blender.inspect_face(frame.picture, shown.face, painted, shown.target.tracked),
         )
 
-    def _finished(self, analyzed: Items[Analyzed]) -> Items[tuple[Analyzed, Finish]]:
+    def _finished(self, analyzed: Items[Analyzed]) -> Items[tuple[Analyzed, Blend]]:
         part = -1
         with closing(analyzed):
             for job, faces in analyzed:
                 time_s = job.frame.time_s
                 if part_of(time_s) != part:
                     part = part_of(time_s)
-                    self.paster.restart()
-                finish = self.paster.finish
+                    self.blender.restart()
+                blend = self.blender.blend
                 with self.clock.measure("compose", frames=0):
-                    finishes = [
-                        finish(shown.target.track_id, time_s, inspected)
+                    blends = [
+                        blend(shown.target.track_id, time_s, inspected)
                         for shown, _, inspected in faces
                     ]
-                yield job, tuple(zip(faces, finishes, strict=True))
+                yield job, tuple(zip(faces, blends, strict=True))
 
-    def _pasted(self, frame: Frame, known: tuple[Analyzed, Finish]) -> tuple[Shown, Pasted]:
-        (shown, painted, inspected), finish = known
+    def _pasted(self, frame: Frame, known: tuple[Analyzed, Blend]) -> tuple[Shown, Pasted]:
+        (shown, painted, inspected), blend = known
         return shown, (
-            composite(frame.picture, shown.face, painted, finish),
+            composite(frame.picture, shown.face, painted, blend),
             inspected.painted_mesh,
         )
 

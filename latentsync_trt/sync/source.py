@@ -7,8 +7,9 @@ from functools import partial
 from math import ceil
 
 from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.compositing.fading import FADE_HELD_S
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import FADE_HELD_S, LARGEST, speakers_of
+from latentsync_trt.face.choice import LARGEST, speakers_of
 from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality

@@ -8,7 +8,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
-from latentsync_trt.face.speaking import Mouth, Voice, speakers
+from latentsync_trt.face.active_speaker import Mouth, Voice, speakers
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.measure.lips import Loudness
 from latentsync_trt.media.audio import read_audio_blocks

@@ -5,25 +5,19 @@ OpenCV's results go where there is memory (`dst`): else each call asks for Pytho
 for which all wait.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache, lru_cache
-from math import isqrt, prod
+from math import isqrt
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from latentsync_trt.config import Paste
+from latentsync_trt.compositing.blend import PLAIN_BLEND, Blend
+from latentsync_trt.compositing.outline import FEATHER_PERCENT, filled
 from latentsync_trt.face import align
-from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import POINTS
-from latentsync_trt.face.scene import CROP_PX, OVAL, correction, covering, filled, scene_of
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import (
     AlignedFace,
-    Face,
     Float32Array,
     Float64Array,
     Patch,
@@ -36,10 +30,6 @@ _RESIZE_GRAPH = Path(__file__).resolve().parents[1] / "assets" / "graphs" / "res
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
-_FEATHER_PERCENT = 1.25
-"""The mouth mask fades over this part of the pasted square's side: the seam is hidden, and the
-source's lips are.
-"""
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
 
@@ -50,133 +40,10 @@ _VISIBLE = 0.5 / 255
 """Smaller opacities change a sample by less than half an 8-bit level: no step that one could see,
 at any depth.
 """
-_CHIN_PERCENT = 2.0
-"""How far a chin may reach below its outline, in percent of the crop's side: beards do."""
-
-# A patch fades over twice the feather's width.
-_REACH_PX = (2 * _FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
-
-_HALF_LIVES_S = (0.04, 0.04, 0.125)
-"""In the running means of both outlines and the color: light changes slowly, and its estimates are
-noisy.
-"""
-_MEMORY_S = 1
-"""The state of tracks that ended is dropped."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Finish:
-    """How what is pasted is fitted in. `outlines`, `within`: shapes `(n, 2)` in frame pixels; where
-    given, it fades out before the edge of the union of `outlines`, and nothing changes outside that
-    of `within`. `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
-    """
-
-    outlines: tuple[Float32Array, ...] = ()
-    within: tuple[Float32Array, ...] = ()
-    gain_and_offset: Float32Array | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InspectedFace:
-    """What a frame alone tells of a painted face. `to_frame (2, 3)`: scene → frame pixels.
-    `painted_mesh`: FaceMesh's points of it, float32 `(468, 2)` in frame pixels, None where there is
-    no face. `outlines (36, 2)`: of the frame's own face and the painted one in the scene. `within`:
-    see `Finish`. `color`: see `correction`.
-    """
-
-    to_frame: Float64Array
-    painted_mesh: Float32Array | None
-    outlines: tuple[Float32Array | None, ...]
-    within: tuple[Float32Array, ...]
-    color: Float32Array | None
-
-
-class Paster:
-    """How painted faces are fitted in: each by `inspect_face`, in any thread, then in order by
-    `finish`.
-
-    Args:
-        mesher: finds the outline of painted faces.
-        paste: "face" pastes within the outline of the source's and the painted face, "mask" all
-            that was painted.
-    """
-
-    def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
-        self._mesher = mesher
-        self._whole = paste == "mask"
-        # Of each: the time and the running means of the outlines `(36, 2)` in scene pixels, and of
-        # the color.
-        self._tracks: dict[int, tuple[Fraction, tuple[Float32Array | None, ...]]] = {}
-
-    def inspect_face(
-        self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face
-    ) -> InspectedFace:
-        """What `finish` needs of the frame; more than half of the work."""
-        matrix, source, result = scene_of(picture, face, painted)
-        around = align.moved_face(tracked, matrix)
-        to_frame = align.inverse(matrix)
-        own = around.landmarks
-        new = self._mesher.mesh(result, around)
-        if own is None or own.shape != (POINTS, 2):
-            own = self._mesher.mesh(source, around)
-        outlines = tuple(None if mesh is None else mesh[OVAL] for mesh in (own, new))
-        within = self._to_paste(outlines, to_frame)
-        color = (
-            None
-            if own is None or new is None
-            else correction(source, result, len(face.image), (own, new))
-        )
-        return InspectedFace(
-            to_frame, None if new is None else align.moved(new, to_frame), outlines, within, color
-        )
-
-    def restart(self) -> None:
-        """Forgets all tracks, so that what follows does not depend on what came before."""
-        self._tracks.clear()
-
-    def finish(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Finish:
-        """By the running means of a track with a new frame, at `time_s`, not before that of the
-        last one. The mask alone decides where no outline is known.
-        """
-        found = (*inspected.outlines, inspected.color)
-        self._tracks = {
-            key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S
-        }
-        last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
-        passed_s = float(time_s - last_s)
-        each = zip(old, found, _HALF_LIVES_S, strict=True)
-        means = tuple(
-            _mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each
-        )
-        self._tracks[track_id] = time_s, means
-        *outlines, color = means
-        return Finish(self._to_paste(outlines, inspected.to_frame), inspected.within, color)
-
-    def _to_paste(
-        self, outlines: Sequence[Float32Array | None], back: Float64Array
-    ) -> tuple[Float32Array, ...]:
-        """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if
-        unknown.
-        """
-        source, painted = outlines
-        if self._whole or source is None:
-            return ()
-        return tuple(
-            align.moved(each, back)
-            for each in covering(source, source if painted is None else painted, _REACH_PX)
-        )
-
-
-def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Float32Array | None:
-    if old is None or new is None:
-        if old is None:
-            return new
-        return old
-    return np.asarray(new + kept * (old - new), np.float32)
 
 
 def composite(
-    frame: Picture, face: AlignedFace, painted: UInt16Array, finish: Finish = Finish()
+    frame: Picture, face: AlignedFace, painted: UInt16Array, blend: Blend = PLAIN_BLEND
 ) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
@@ -197,7 +64,7 @@ def composite(
     width, height = (max(1, round(side * min(enlarged, step))) for side, step in sides)
     size = width, height
     levels = resize_antialiased(painted * np.float32(1 / 257), size)
-    return paste(frame, levels, align.rescaled(face, size), _opacity(resolution_px, size), finish)
+    return paste(frame, levels, align.rescaled(face, size), _opacity(resolution_px, size), blend)
 
 
 @lru_cache(maxsize=8)  # most faces are larger than the network's, and keep one size
@@ -227,7 +94,7 @@ def paste(
     crop: Float32Array,
     matrix: Float64Array,
     opacity: Float32Array | None = None,
-    finish: Finish = Finish(),
+    blend: Blend = PLAIN_BLEND,
 ) -> Patch:
     """Warps an upright crop into the frame with a soft edge.
 
@@ -247,7 +114,7 @@ def paste(
     place = align.shifted(matrix, left, top)
     corner = np.array([left, top], np.float32)
     outlines, within = (
-        [each - corner for each in shapes] for shapes in (finish.outlines, finish.within)
+        [each - corner for each in shapes] for shapes in (blend.outlines, blend.within)
     )
     weight = _weight(
         opacity, (width, height), place, (right - left, bottom - top), outlines, within
@@ -257,8 +124,8 @@ def paste(
     if not weight.size:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
     warped = _warp(crop, align.shifted(place, x, y), weight.shape[::-1])
-    if finish.gain_and_offset is not None:
-        (red, green, blue), offset = finish.gain_and_offset.tolist()
+    if blend.gain_and_offset is not None:
+        (red, green, blue), offset = blend.gain_and_offset.tolist()
         own = [[red, 0, 0, offset[0]], [0, green, 0, offset[1]], [0, 0, blue, offset[2]]]
         cv2.transform(warped, np.array(own, np.float32), dst=warped)
     rgb = np.empty(warped.shape, np.uint16)
@@ -295,7 +162,7 @@ def _weight(
         if outlines:
             np.minimum(shown, filled(outlines, size), out=shown)
         # It fades inwards, so that pixels that were 0 before resizing and warping are 0 again.
-        x, y = (int(side * _FEATHER_PERCENT / 100) for side in sides_px)
+        x, y = (int(side * FEATHER_PERCENT / 100) for side in sides_px)
         shown = _eroded(shown, (2 * (x + _SPREAD_PX) + 1, 2 * (y + _SPREAD_PX) + 1))
         weight *= _blurred(shown, (x, y))
     if within:
