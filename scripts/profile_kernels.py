@@ -26,7 +26,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import BoundRun
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
-from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.providers.choice import select_provider
 
 KINDS = {
     "matrix products (cuBLAS)": "^nvjet|cublas",

@@ -14,9 +14,9 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.engines import session_factory
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.providers import gpu, select
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers import choice, devices
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT, Obstacle, Provider
 
 RTX = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
@@ -76,7 +76,7 @@ def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
         session_factory, "TensorRTBuilder", lambda bundle, *_: replace(builder, bundle=bundle)
     )
     patch.setattr(Selection, "device", "cpu")
-    patch.setattr(gpu, "gpus", lambda: (RTX,))
-    patch.setattr(select, "diagnose_provider", diagnose)
+    patch.setattr(devices, "gpus", lambda: (RTX,))
+    patch.setattr(choice, "diagnose_provider", diagnose)
     patch.setattr(memory_estimate, "free_memory_bytes", lambda index: builder.free_bytes)
     return builder

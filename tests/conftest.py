@@ -16,9 +16,9 @@ from hypothesis import settings
 from latentsync_trt import LipSync
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media import parts
-from latentsync_trt.runtime.providers import gpu, select
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import FOLDER
+from latentsync_trt.runtime.providers import choice, devices
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.remembered_tests import FOLDER
 from latentsync_trt.runtime.providers.table import CPU, Obstacle, Provider
 from latentsync_trt.types import UInt8Array
 from tests.clips import LOSSLESS, synced, write_clip
@@ -183,8 +183,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
             return Obstacle("it is broken", "mend it")
         return None
 
-    monkeypatch.setattr(gpu, "gpus", lambda: tuple(found))
-    monkeypatch.setattr(select, "diagnose_provider", diagnose)
+    monkeypatch.setattr(devices, "gpus", lambda: tuple(found))
+    monkeypatch.setattr(choice, "diagnose_provider", diagnose)
     return found
 
 

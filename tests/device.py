@@ -12,7 +12,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.runtime.engines.session_factory import OpenedEngine, SessionFactory
 from latentsync_trt.runtime.model import Model, open_model
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.sync.model_slot import graphs_for
 from tests.small import LATENT_SIDE, small_bundle
 

@@ -16,8 +16,8 @@ from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.compiler import CONTEXT_MODEL
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.selection import Selection
 from tests.toy import FRAMES, write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")

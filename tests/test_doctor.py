@@ -13,9 +13,9 @@ from latentsync_trt.bench import rows
 from latentsync_trt.bundle import machine
 from latentsync_trt.cli import main
 from latentsync_trt.cli.checks import SECTIONS
-from latentsync_trt.runtime.providers import gpu, table
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.providers import devices, table
+from latentsync_trt.runtime.providers.choice import select_provider
+from latentsync_trt.runtime.providers.devices import Gpu
 from tests.bundles import make_bundle
 
 MISSING = """
@@ -38,7 +38,7 @@ def test_findings_and_a_verdict_first() -> None:
     assert code == 0
     report = json.loads(out)
     findings = report["findings"]
-    if gpu.gpus():
+    if devices.gpus():
         empty = {"interrupted runs"}
     else:
         empty = {"interrupted runs", "engines"}

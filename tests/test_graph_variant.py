@@ -18,8 +18,8 @@ from latentsync_trt.runtime.engines import session_factory
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session import SessionSettings
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.selection import Selection
 from tests.test_builders import ADA
 from tests.toy import write_toy
 

@@ -25,7 +25,7 @@ from latentsync_trt.option_fields import Speaker, command_line
 from latentsync_trt.runtime.engines.builders import engine_ranges
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from tests.small import small_bundle
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from latentsync_trt.runtime.engines.builders import cuda_options, tensorrt_options
-from latentsync_trt.runtime.providers import gpu
+from latentsync_trt.runtime.providers import libraries
 from tests.tensorrt_stand_in.stand_in import StandIn
 
 pytestmark = pytest.mark.integration
@@ -76,7 +76,7 @@ json.dump([attempt(*pair) for pair in json.load(sys.stdin)], sys.stdout)
 def test_a_provider_takes_every_value_and_refuses_others(
     stand_in: StandIn, provider: str, right: list[dict[str, str]], wrong: dict[str, dict[str, str]]
 ) -> None:
-    if not gpu.provider_library("cuda").is_file():
+    if not libraries.provider_library("cuda").is_file():
         pytest.skip("this onnxruntime is a build without GPU providers")
     pairs = json.dumps([(provider, own) for own in (*right, *wrong.values())])
     command = [sys.executable, "-c", _ATTEMPTS]

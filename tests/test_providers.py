@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.runtime.providers import gpu, select, table
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import (
-    Selection,
-    TestResult,
-    next_provider,
-    remember_test,
-    select_provider,
-)
+from latentsync_trt.runtime.providers import devices, diagnosis, libraries, table
+from latentsync_trt.runtime.providers.choice import next_provider, select_provider
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.remembered_tests import TestResult, remember_test
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, TENSORRT
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
@@ -27,7 +23,7 @@ AMPERE_A100 = Gpu(1, "NVIDIA A100-SXM4-80GB", "8.0", 80 * 1024**3, "0000:41:00.0
 PASCAL = Gpu(0, "NVIDIA GeForce GTX 1080", "6.1", 8 * 1024**3, "0000:02:00.0")
 
 NOT_FOUND = "{0}: cannot open shared object file: No such file or directory"
-(*_, CUDNN), (*_, NVINFER, _) = map(gpu.needed_libraries, (CUDA, TENSORRT))
+(*_, CUDNN), (*_, NVINFER, _) = map(libraries.needed_libraries, (CUDA, TENSORRT))
 
 NAMES = tuple(provider.ort_name for provider in PROVIDERS.values())
 
@@ -53,6 +49,16 @@ class Machine:
     run: Callable[..., Any] = lambda *_: []
     visible: str | None = "-1"
 
+    def package_folder(self, name: str) -> Path | None:
+        if name == self.absent:
+            return None
+        return Path("installed")
+
+    def load_problem(self, name: str) -> str | None:
+        if name in self.missing:
+            return NOT_FOUND.format(name)
+        return None
+
     def session(self) -> Any:
         return types.SimpleNamespace(get_providers=lambda: list(self.used), run=self.run)
 
@@ -64,21 +70,17 @@ def machine(
     made = Machine(**getattr(request, "param", {}))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", made.visible or "")
     for module, name, value in (
-        (gpu, "gpus", lambda: made.gpus),
-        (gpu, "driver_problem", lambda: made.problem),
-        (gpu, "driver_cuda", lambda: made.cuda),
-        (gpu, "driver_version", lambda: made.driver_version),
-        (gpu, "tensorrt_version", lambda: made.tensorrt),
-        (select, "PCI_DEVICES", tmp_path),
-        (gpu, "preload", lambda: None),
-        (gpu, "package_folder", lambda name: None if name == made.absent else Path("installed")),
-        (
-            gpu,
-            "load_problem",
-            lambda name: NOT_FOUND.format(name) if name in made.missing else None,
-        ),
-        (select.ort, "get_available_providers", lambda: list(made.built)),
-        (select.ort, "InferenceSession", lambda *_, **__: made.session()),
+        (devices, "gpus", lambda: made.gpus),
+        (devices, "driver_problem", lambda: made.problem),
+        (devices, "driver_cuda", lambda: made.cuda),
+        (devices, "driver_version", lambda: made.driver_version),
+        (libraries, "tensorrt_version", lambda: made.tensorrt),
+        (diagnosis, "PCI_DEVICES", tmp_path),
+        (libraries, "preload", lambda: None),
+        (libraries, "package_folder", made.package_folder),
+        (libraries, "load_problem", made.load_problem),
+        (diagnosis.ort, "get_available_providers", lambda: list(made.built)),
+        (diagnosis.ort, "InferenceSession", lambda *_, **__: made.session()),
     ):
         monkeypatch.setattr(module, name, value)
     return made
@@ -128,7 +130,7 @@ def test_auto_does_not_take_what_the_newest_test_found_wrong_or_slower(
         remember_test(named, "ab", result)
     selection = select_provider(bundle_sha256="ab")
     assert selection.name == "cpu"
-    assert [name for name, reason in selection.skipped_providers if re.search(words, reason)] == [
+    assert [one.name for one in selection.skipped_providers if re.search(words, one.reason)] == [
         "tensorrt",
         "cuda",
     ]
@@ -163,7 +165,7 @@ def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machin
 
 
 OLD_DRIVER = {"cuda": (12, 4), "driver_version": "550.54.14"}
-NO_MODULE = {"absent": gpu.TENSORRT_MODULE}
+NO_MODULE = {"absent": libraries.TENSORRT_MODULE}
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     (
         "cuda",
@@ -216,7 +218,7 @@ def test_a_child_process_that_sees_one_gpu_gets_its_name(
     machine: Machine, index: int, name: str
 ) -> None:
     """The name follows from this process's own variable, which hides and orders GPUs."""
-    assert gpu.visible_only(machine.gpus[index]) == {"CUDA_VISIBLE_DEVICES": name}
+    assert devices.visible_only(machine.gpus[index]) == {"CUDA_VISIBLE_DEVICES": name}
 
 
 @pytest.mark.parametrize(
@@ -233,16 +235,24 @@ def test_the_next_provider_is_one_that_starts_at_once(
 
 
 def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
-    provider = gpu.provider_library("tensorrt")
+    provider = libraries.provider_library("tensorrt")
     if not provider.is_file():
         pytest.skip("this onnxruntime is a build without GPU providers")
     assert set(re.findall(rb"nvinfer(?:\.so\.|_)(\d+)", provider.read_bytes())) == {
-        b"%d" % gpu.TENSORRT_MAJOR
+        b"%d" % libraries.TENSORRT_MAJOR
     }
-    assert select.ort.cuda_version.split(".")[0] == str(gpu.CUDA_MAJOR)
+    assert diagnosis.ort.cuda_version.split(".")[0] == str(libraries.CUDA_MAJOR)
 
 
-CURES = {"TENSORRT_DOWNLOAD", "REINSTALL_ORT", "GET_ORT", "GET_DRIVER"}
+CURES = {
+    "TENSORRT_DOWNLOAD",
+    "REINSTALL_ORT",
+    "GET_ORT",
+    "GET_DRIVER",
+    "CHECK_DRIVER",
+    "CHECK_GPUS",
+    "CHECK_SESSION",
+}
 TEMPLATES = {
     name: text
     for name, text in vars(table).items()

@@ -26,8 +26,8 @@ from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter
 from latentsync_trt.export.export_options import MODEL_RESOLUTION_PX, ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.providers.choice import select_provider
+from latentsync_trt.runtime.providers.devices import Gpu
 from tests.bundles import make_bundle
 from tests.hub import Hub, hub
 from tests.narrow import RESOLUTION_PX, write_sources

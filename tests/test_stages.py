@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
-from latentsync_trt.runtime.networks import GraphDenoiser
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.sync import model_slot
 from latentsync_trt.types import Face, Progress, UInt8Array
 from tests.clips import write_clip

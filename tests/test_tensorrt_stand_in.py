@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.manifest import write_manifest
 from latentsync_trt.runtime.compiler import CompileOrder, compile_order
-from latentsync_trt.runtime.providers.select import FOLDER
+from latentsync_trt.runtime.providers.remembered_tests import FOLDER
 from tests.cache_worker import until
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle

@@ -15,7 +15,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.face.align import mouth_mask
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from scripts import make_graphs
 from tests.small import LATENT_SIDE, RESOLUTION_PX, small_bundle
 

@@ -38,7 +38,7 @@ from latentsync_trt.batch.worker import Worker
 from latentsync_trt.batch.workers import make_workers
 from latentsync_trt.child import Child, Ended, give_memory_back
 from latentsync_trt.errors import InferenceError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.devices import Gpu
 from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip, write_sound
 from tests.held_worker import die, hold

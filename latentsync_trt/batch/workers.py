@@ -76,8 +76,8 @@ def make_workers(
 
 def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list[tuple[int, str]]:
     """Returns the GPUs to use, by number and name; a single CPU where there is none to use."""
-    from latentsync_trt.runtime.providers.gpu import gpus
-    from latentsync_trt.runtime.providers.select import device_numbers, select_provider
+    from latentsync_trt.runtime.providers.choice import select_provider
+    from latentsync_trt.runtime.providers.devices import device_numbers, gpus
 
     numbers = device_numbers(settings.runtime.device)
     # the worker itself finds out whether it works
@@ -93,7 +93,7 @@ def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list
         if selection.gpu is None:
             on_notice(
                 f"GPU {number} is left out: "
-                f"{'; '.join(reason for _, reason in selection.skipped_providers)}"
+                f"{'; '.join(skipped.reason for skipped in selection.skipped_providers)}"
             )
     return [(each, f"gpu {each}") for each in numbers if selections[each].gpu is not None] or [
         (0, CPU.name)

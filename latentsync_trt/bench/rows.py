@@ -17,7 +17,7 @@ import psutil
 from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.measure.page import write_file
 from latentsync_trt.measures import SyncNetMeasure
-from latentsync_trt.runtime.providers import gpu as machine
+from latentsync_trt.runtime.providers import devices, libraries
 from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
 
@@ -68,14 +68,14 @@ def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
 
 def environment(command: Iterable[str], providers: Iterable[str], device: int) -> dict[str, str]:
     """Names and versions as text, without what identifies the user; unknown ones are left out."""
-    gpu = next((gpu for gpu in machine.gpus() if gpu.index == device), None)
+    gpu = next((gpu for gpu in devices.gpus() if gpu.index == device), None)
     named = {
         "command": without_paths(shlex.join(command)),
         "providers": ", ".join(dict.fromkeys(providers)),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "latentsync_trt": __version__,
         "python": platform.python_version(),
-        "onnxruntime": machine.onnxruntime_version(),
+        "onnxruntime": libraries.onnxruntime_version(),
         **library_versions(),
         "gpu": gpu and gpu.name,
         "compute_capability": gpu and gpu.compute_capability,
@@ -91,12 +91,12 @@ def environment(command: Iterable[str], providers: Iterable[str], device: int) -
 def library_versions() -> dict[str, str]:
     """Versions of what computes on a GPU, as far as they are known."""
     found = {
-        "tensorrt": machine.tensorrt_version(),
-        "cuda": machine.cuda_version(),
-        "cudnn": machine.cudnn_version(),
-        "driver": machine.driver_version(),
+        "tensorrt": libraries.tensorrt_version(),
+        "cuda": libraries.cuda_version(),
+        "cudnn": libraries.cudnn_version(),
+        "driver": devices.driver_version(),
     }
-    return {name: text for name, text in found.items() if text and text != machine.UNKNOWN}
+    return {name: text for name, text in found.items() if text and text != libraries.UNKNOWN}
 
 
 def _cpu_name() -> str:

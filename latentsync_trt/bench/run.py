@@ -21,8 +21,9 @@ from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.media.demo_clip import Clip
 from latentsync_trt.media.reader import delays_of
-from latentsync_trt.runtime.providers.gpu import free_memory_bytes
-from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.providers.choice import select_provider
+from latentsync_trt.runtime.providers.devices import free_memory_bytes
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.unexpected import without_paths
 

@@ -33,7 +33,9 @@ from latentsync_trt.runtime.engines.output_comparison import BoundRun, differenc
 from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
-from latentsync_trt.runtime.providers.select import TestResult, diagnose_provider, select_provider
+from latentsync_trt.runtime.providers.choice import select_provider
+from latentsync_trt.runtime.providers.diagnosis import diagnose_provider
+from latentsync_trt.runtime.providers.remembered_tests import TestResult
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
 from latentsync_trt.sync.model_slot import graphs_for
 from latentsync_trt.sync.windows import make_inpainter, paint_window

@@ -102,7 +102,7 @@ def _show(finding: Finding, indent: str = "") -> None:
 
 
 def _verdict() -> Finding:
-    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.runtime.providers.choice import select_provider
 
     bundle, why = find.default_bundle()
     sha256 = None if bundle is None else manifest_sha256(find.find_bundle(bundle)[0])
@@ -122,19 +122,19 @@ def _system() -> Iterator[Finding]:
     yield Finding("info", f"latentsync-trt {__version__}, Python {platform.python_version()}")
     yield Finding("info", f"{platform.platform()}, {os.cpu_count()} CPU threads")
     from latentsync_trt.bench.rows import library_versions
-    from latentsync_trt.runtime.providers import gpu
+    from latentsync_trt.runtime.providers.devices import free_memory_bytes, gpus
 
-    devices = gpu.gpus()
+    devices = gpus()
     if devices and (versions := library_versions()):
         yield Finding("info", ", ".join(f"{name} {version}" for name, version in versions.items()))
     for device in devices:
-        free_bytes = gpu.free_memory_bytes(device.index)
+        free_bytes = free_memory_bytes(device.index)
         free = "" if free_bytes is None else f", {decimal(free_bytes)} free"
         yield Finding("ok", f"{device}, {decimal(device.memory_bytes)} memory{free}")
 
 
 def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers.select import diagnose_provider, shows_no_gpu
+    from latentsync_trt.runtime.providers.diagnosis import diagnose_provider, shows_no_gpu
 
     if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
         yield Finding(
@@ -161,9 +161,9 @@ def _providers() -> Iterator[Finding]:
 
 def _engines() -> Iterator[Finding]:
     from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
-    from latentsync_trt.runtime.providers import gpu
+    from latentsync_trt.runtime.providers.devices import gpus
 
-    if not gpu.gpus():  # on the CPU nothing is built
+    if not gpus():  # on the CPU nothing is built
         return
     folder = cache_folder().absolute()
     items = EngineCache(folder).entries()
@@ -243,7 +243,8 @@ def test_provider(
     on.
     """
     from latentsync_trt.bench.selftest import self_test
-    from latentsync_trt.runtime.providers.select import remember_test, select_provider
+    from latentsync_trt.runtime.providers.choice import select_provider
+    from latentsync_trt.runtime.providers.remembered_tests import remember_test
 
     report = self_test(bundle, provider, options, notices_to(silent=as_json), graphs)
     if as_json:

@@ -41,7 +41,7 @@ def build(bundle: str | None, quiet: bool, **fields: Any) -> None:
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.runtime.engines.session_factory import SessionFactory
-    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.runtime.providers.choice import select_provider
 
     runtime = flags.build(RuntimeOptions, fields)
     folder, why = find_bundle(bundle)

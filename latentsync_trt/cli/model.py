@@ -32,7 +32,10 @@ from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
-from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers.choice import next_provider, select_provider, why_not_taken
+from latentsync_trt.runtime.providers.diagnosis import shows_no_gpu
+from latentsync_trt.runtime.providers.remembered_tests import tested
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.types import Progress
 
@@ -159,13 +162,13 @@ def calibrate(
     target = fields["output"] or find.checkpoints_folder() / name
     check_free(target, overwrite=fields["overwrite"] or not exists(target / manifest.MANIFEST_NAME))
     try:
-        selection = select.select_provider(CUDA.name if provider == "auto" else provider)
+        selection = select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:
         if provider != "auto":
             raise
-        why = "" if select.shows_no_gpu() else f" ({error})"
+        why = "" if shows_no_gpu() else f" ({error})"
         notice(f"calibrating on the CPU, which takes hours at full size{why}")
-        selection = select.select_provider(CPU.name)
+        selection = select_provider(CPU.name)
     with progress_bar(hidden=quiet) as on_progress:
         Calibration(
             parent, given, options, selection, on_progress, lambda text: notice(f"note: {text}")
@@ -235,22 +238,20 @@ def setup(
         echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
         return
     tool_versions((*TOOLS, _HUB), extra=EXTRA)
-    selection = select.select_provider(provider)  # by what loads alone: this tests it
+    selection = select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
     precision: Literal["fp16", "fp32"] = fields["precision"] or ("fp32" if on_cpu else "fp16")
     options = ExportOptions(model=model, precision=precision, cuda_form=not on_cpu)
     folder = options.folder
     is_exported = options.folder in find.exported_bundles()
     sha256 = manifest.manifest_sha256(folder) if is_exported else ""  # of none that was tested
-    result = select.tested(selection, sha256)
+    result = tested(selection, sha256)
     notices = selection.notices()
     if result in ("failed", "slower") and not selection.is_named:
-        notices.append(
-            f"{selection.name} is not tested again: {select.why_not_taken(selection, sha256)}"
-        )
-        selection = select.next_provider(selection, sha256)
+        notices.append(f"{selection.name} is not tested again: {why_not_taken(selection, sha256)}")
+        selection = next_provider(selection, sha256)
         notices += selection.notices()
-        result = select.tested(selection, sha256)
+        result = tested(selection, sha256)
     is_tested = is_exported and (
         on_cpu or result == "passed" or (result == "slower" and selection.is_named)
     )
@@ -283,7 +284,7 @@ def setup(
     echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
 
-def _test(folder: Path, selection: select.Selection, exported: ExportOptions) -> None:
+def _test(folder: Path, selection: Selection, exported: ExportOptions) -> None:
     """Builds what a default run opens, and tests it; under "auto" with the next provider where one
     fails. On the CPU, the built-in model stands for the new one, which would take an hour.
     """
@@ -298,7 +299,7 @@ def _test(folder: Path, selection: select.Selection, exported: ExportOptions) ->
             return
         if selection.is_named:
             raise SystemExit(1)
-        selection = select.next_provider(selection, manifest.manifest_sha256(folder))
+        selection = next_provider(selection, manifest.manifest_sha256(folder))
         say(f"going on with {selection.name}")
     _check_memory(exported)
     bundle = manifest.Bundle.load(find.demo_folder())
@@ -319,7 +320,7 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(options: ExportOptions | None, selection: select.Selection) -> Iterator[str]:
+def _plan(options: ExportOptions | None, selection: Selection) -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     if options is not None:
         size, memory = (

@@ -80,7 +80,7 @@ def sync(
 
     def opened() -> "LipSync":
         from latentsync_trt.bundle.find import describe_choice, find_bundle
-        from latentsync_trt.runtime.providers.select import select_provider
+        from latentsync_trt.runtime.providers.choice import select_provider
 
         # loads libraries while modules are imported; `from_bundle` tells errors
         with suppress(LatentSyncError):

@@ -46,12 +46,13 @@ from latentsync_trt.quantize.windows import (
     recorded_for,
     split,
 )
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.builders import cuda_options
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
 from latentsync_trt.runtime.model import Model, open_model
-from latentsync_trt.runtime.networks import GraphDenoiser
-from latentsync_trt.runtime.providers.gpu import onnxruntime_version
-from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
+from latentsync_trt.runtime.providers.choice import FP8_FROM
+from latentsync_trt.runtime.providers.libraries import onnxruntime_version
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Denoiser, Float32Array, Progress, ProgressCallback
 
 DISTANCE = "faces_psnr_db"

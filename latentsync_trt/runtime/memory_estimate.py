@@ -11,7 +11,7 @@ from latentsync_trt.bundle.manifest import FULL_STEP, VAE_DECODER, GraphVariant,
 from latentsync_trt.runtime.engines.builders import usual_shape
 from latentsync_trt.runtime.engines.cache import Notice
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
-from latentsync_trt.runtime.providers.gpu import free_memory_bytes
+from latentsync_trt.runtime.providers.devices import free_memory_bytes
 from latentsync_trt.runtime.providers.table import CUDA, Provider
 
 _HALVES = 2

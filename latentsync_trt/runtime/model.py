@@ -25,6 +25,7 @@ from latentsync_trt.errors import (
     OutputError,
     ProviderUnavailable,
 )
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import (
@@ -32,10 +33,12 @@ from latentsync_trt.runtime.engines.session_factory import (
     OpenedEngine,
     SessionFactory,
 )
+from latentsync_trt.runtime.first_runs import STAGES, FirstRuns
 from latentsync_trt.runtime.memory_estimate import MemoryPlan, plan_of
-from latentsync_trt.runtime.networks import STAGES, FirstRuns, GraphDenoiser, VaeCodec
-from latentsync_trt.runtime.providers.select import Selection, next_provider
+from latentsync_trt.runtime.providers.choice import next_provider
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.stages import Stage, StageThreads, results
+from latentsync_trt.runtime.vae import VaeCodec
 from latentsync_trt.types import EngineTime, Float32Array
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from latentsync_trt.live.options import LiveOptions
     from latentsync_trt.live.session import LiveSession
     from latentsync_trt.live.sessions import IdleClip, LiveSessions
-    from latentsync_trt.runtime.providers.select import Selection
+    from latentsync_trt.runtime.providers.selection import Selection
 
 
 class LipSync:
@@ -78,7 +78,7 @@ class LipSync:
             ProviderUnavailable: a named provider does not load. InputError: `options` do not fit
                 bundle or provider.
         """
-        from latentsync_trt.runtime.providers.select import select_provider
+        from latentsync_trt.runtime.providers.choice import select_provider
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))

@@ -24,7 +24,7 @@ from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import Busy, InputError, Notices
 from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
 from latentsync_trt.runtime.model import Model, must_build, open_model, quiet_factory
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.stages import POLL_S, results
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.speech import speech_in

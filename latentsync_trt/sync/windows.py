@@ -23,7 +23,7 @@ from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.model import Model
-    from latentsync_trt.runtime.networks import VaeCodec
+    from latentsync_trt.runtime.vae import VaeCodec
 
 T = TypeVar("T")
 

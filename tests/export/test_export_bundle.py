@@ -31,9 +31,9 @@ from latentsync_trt.export.exporter import cuda_obstacles, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, verify_graph
 from latentsync_trt.export.networks import Networks, load_networks
 from latentsync_trt.export.unet import UNet
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
-from latentsync_trt.runtime.networks import GraphDenoiser
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from tests import narrow
 from tests.export.conftest import UNGUIDED_CACHED, VAE_WIDTHS, export_only
 from tests.export.test_export_solver import SOLVER_TOLERANCE, deprecated, diffusers_solver

@@ -13,9 +13,9 @@ from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.networks import load_unet
 from latentsync_trt.export.unet import DenoiseStep
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
-from latentsync_trt.runtime.networks import GraphDenoiser
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Denoiser, Float32Array
 from tests.export.conftest import export_only
 from tests.exports import ExportCache

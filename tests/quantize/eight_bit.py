@@ -10,7 +10,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.quantize.calibrate import ObservingDenoiser
 from latentsync_trt.quantize.steps import Ranges, write_observed
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 from tests.small import small_bundle
 

@@ -23,8 +23,9 @@ from latentsync_trt.quantize.calibrate import check_out, quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
 from latentsync_trt.quantize.windows import Loop
 from latentsync_trt.runtime.model import open_model
-from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
+from latentsync_trt.runtime.providers.choice import eight_bit_notice
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 from tests.quantize.eight_bit import observed_small, small_loop, small_ranges, small_window
 from tests.small import small_bundle

@@ -25,7 +25,7 @@ from latentsync_trt.quantize.steps import (
     write_observed,
 )
 from latentsync_trt.runtime.model import open_model
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 from tests.quantize.eight_bit import observed_small, small_loop, small_window
 from tests.quantize.toys import CONVOLUTION, LINEAR, OTHER, write_layers

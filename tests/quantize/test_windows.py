@@ -16,9 +16,9 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.quantize.calibration_options import Clip, clips_in
 from latentsync_trt.quantize.windows import record
+from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.model import Model, open_model
-from latentsync_trt.runtime.networks import GraphDenoiser
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 

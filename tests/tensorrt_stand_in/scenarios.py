@@ -23,7 +23,8 @@ from latentsync_trt.runtime.engines import builders
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import Model, open_model
-from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.providers.choice import select_provider
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)

@@ -28,7 +28,8 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.runtime.compiler import CONTEXT_MODEL, ENGINE, CompileOrder, run_compiler
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.providers.gpu import Gpu, tensorrt_version, visible_only
+from latentsync_trt.runtime.providers.devices import Gpu, visible_only
+from latentsync_trt.runtime.providers.libraries import tensorrt_version
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT, Provider
 
 _LEVEL = "trt_builder_optimization_level"

@@ -9,7 +9,7 @@ import numpy as np
 from latentsync_trt.bundle.manifest import DimensionRange, Manifest, TensorEntry
 from latentsync_trt.runtime.engines.builders import usual_shape
 from latentsync_trt.runtime.engines.session import Array, DeviceBuffers, Session
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 
 Ranges = Mapping[str, DimensionRange]
 

@@ -22,7 +22,7 @@ from latentsync_trt.bundle.manifest import TensorEntry
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.compiler import is_out_of_memory, last_line
 from latentsync_trt.runtime.providers import table
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CUDA
 
 T = TypeVar("T")

@@ -26,8 +26,10 @@ from latentsync_trt.runtime.engines.builders import (
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
 from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
-from latentsync_trt.runtime.providers.gpu import Gpu, onnxruntime_version, tensorrt_version
-from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
+from latentsync_trt.runtime.providers.choice import eight_bit_notice
+from latentsync_trt.runtime.providers.devices import Gpu
+from latentsync_trt.runtime.providers.libraries import onnxruntime_version, tensorrt_version
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.types import EngineTime
 

@@ -54,15 +54,15 @@ NO_DRIVER = "no NVIDIA driver ({problem})"
 DRIVER_FAILS = "the NVIDIA driver is installed but does not start ({problem})"
 NO_GPU = "the NVIDIA driver shows no GPU{hidden}"
 DRIVER_TOO_OLD = (
-    "the NVIDIA driver is too old: {found} supports "
+    "the NVIDIA driver is too old: {version} supports "
     "CUDA {supported}, and this build needs CUDA {needed}"
 )
 GPU_TOO_OLD = "CUDA {major} does not support {gpu}: it needs compute capability {least} or newer"
 LIBRARY_FAILS = "libraries do not load ({problem})"
 TENSORRT_TOO_OLD = (
-    "TensorRT {found} is too old: its ONNX parser supports the graphs' operators from {least} on"
+    "TensorRT {version} is too old: its ONNX parser supports the graphs' operators from {least} on"
 )
-NO_BUILDER = "TensorRT {found} is installed without its Python package, which builds engines"
+NO_BUILDER = "TensorRT {version} is installed without its Python package, which builds engines"
 NOT_TESTED = "it runs here, but was not tested with this bundle, version and driver on this GPU"
 FAILED_TEST = "its newest self-test with this bundle, version and driver on this GPU failed"
 SLOWER = (
@@ -92,6 +92,12 @@ GET_DRIVER = "install NVIDIA driver 580 or newer " + (
     "install nvidia-driver-580); in a container, start it "
     "with --gpus all"
 )
+
+CHECK_DRIVER = (
+    "look at the output of nvidia-smi; after an update of the driver, restart the machine"
+)
+CHECK_GPUS = "look at the output of nvidia-smi for existing GPUs"
+CHECK_SESSION = "see the output of nvidia-smi and docs/providers.md; meanwhile use --provider cpu"
 
 
 @dataclass(frozen=True, slots=True)

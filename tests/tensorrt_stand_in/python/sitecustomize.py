@@ -1,5 +1,5 @@
-"""Loaded by each process with the stand-in: has the codec's small graphs run on the CPU, unless
-CUDA is real.
+"""Loaded by each process with the stand-in: has the small graphs around the networks run on the
+CPU, unless CUDA is real.
 """
 
 import os
@@ -9,15 +9,15 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_CODEC = "latentsync_trt.runtime.networks"
+_NETWORKS = {"latentsync_trt.runtime.denoiser", "latentsync_trt.runtime.vae"}
 
 
 class _Finder(MetaPathFinder):
-    """Finds the codec in the usual way, and replaces its `small_session` once it is loaded."""
+    """Finds `_NETWORKS` in the usual way, and replaces their `small_session` once loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """As `MetaPathFinder.find_spec`."""
-        if name != _CODEC:
+        if name not in _NETWORKS:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
