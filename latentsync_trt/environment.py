@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """A block in which variables have these values; None = not set. No other thread may need them
     meanwhile.
     """

@@ -48,11 +48,11 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
             f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder"
         )
     url = _URL.match(text)
-    if url is not None and not exists(text):
+    if url is not None and not path_exists(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
         cure = "download it first, or use `latentsync-trt batch`, which reads addresses"
         raise InputError(f"{prefix}{shown}: is a URL, which is not supported; {cure}")
-    if text == "-" and not exists(text):
+    if text == "-" and not path_exists(text):
         raise InputError(
             f"{prefix}-: standard input and output are not supported; give the path of a file"
         )
@@ -123,7 +123,7 @@ class PrintableLines(logging.Formatter):
         return printable(super().format(record))
 
 
-def exists(path: str | os.PathLike[str]) -> bool:
+def path_exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a file or folder; also False where the system refuses the name, such as a
     very long one.
     """
@@ -135,7 +135,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
 def nearest_existing(folder: Path) -> Path:
     """`folder`, or the nearest one above it that exists."""
-    return next(place for place in (folder, *folder.absolute().parents) if exists(place))
+    return next(place for place in (folder, *folder.absolute().parents) if path_exists(place))
 
 
 def why_missing(path: Path, kind: str = "file") -> str:
@@ -143,7 +143,7 @@ def why_missing(path: Path, kind: str = "file") -> str:
     explains it.
     """
     folder = path.parent
-    if not exists(folder):
+    if not path_exists(folder):
         return f"{path}: no such {kind}; its folder does not exist either"
     try:
         if path.is_symlink():
@@ -184,13 +184,13 @@ def check_file_to_write(path: Path, what: str = "") -> None:
     link to nowhere.
     """
     prefix = f"{what} ".lstrip()
-    if exists(path) and path.is_dir():
+    if path_exists(path) and path.is_dir():
         raise InputError(f"{prefix}{path}: is a folder; name a file in it")
     try:
         end = end_of_links(path)
     except OutputError as error:
         raise InputError(f"{prefix}{error}") from error
-    if end != path and not exists(end.parent):  # as on a disk that is not mounted
+    if end != path and not path_exists(end.parent):  # as on a disk that is not mounted
         raise InputError(
             f"{prefix}{path}: links to {end}, whose folder "
             "does not exist; make it, or remove the link"
@@ -200,7 +200,7 @@ def check_file_to_write(path: Path, what: str = "") -> None:
 
 def check_free(path: Path, *, overwrite: bool) -> None:
     """Raises `InputError` if there is something at `path`, unless that is to be replaced."""
-    if not overwrite and exists(path):
+    if not overwrite and path_exists(path):
         raise InputError(
             f"{path}: exists already; choose another name, or replace it with --overwrite"
         )

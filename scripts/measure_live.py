@@ -35,7 +35,7 @@ import numpy as np
 from latentsync_trt import LipSync, LiveOptions, LiveSession
 from latentsync_trt.bench.rows import environment
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.conversion import frame_of
+from latentsync_trt.media.conversion import frame_from_planes
 from latentsync_trt.media.demo_clip import SPEECH, camera_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.threads import tune_process
@@ -79,7 +79,9 @@ def receiving(session: LiveSession) -> Iterator[list[Seen]]:
             time.sleep(max(0.0, due_s - time.perf_counter()))
             live = next(session)
             given_s = time.perf_counter()
-            frame = frame_of(live.planes, encoder.width, encoder.height).reformat(format="yuv420p")
+            frame = frame_from_planes(live.planes, encoder.width, encoder.height).reformat(
+                format="yuv420p"
+            )
             frame.pts = len(seen)
             frame.time_base = Fraction(1, 25)
             encoder.encode(frame)

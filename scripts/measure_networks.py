@@ -42,7 +42,7 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.pictures import compared, generated_part, overall
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.demo_clip import Clip, choose_clip
+from latentsync_trt.media.demo_clip import SpokenClip, choose_clip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.option_fields import QUALITY, RESOLUTION_STEP_PX
@@ -161,7 +161,7 @@ def _graphs(setting: Setting) -> Iterator[Row]:
         notices.clear()
 
 
-def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> Iterator[Row]:
+def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: SpokenClip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
     manifest = setting.bundle.manifest
     name = setting.selection.name
@@ -215,7 +215,7 @@ def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: Clip) -> 
 
 
 def first_window(
-    clip: Clip, frames: int, model: Model, resolution_px: int
+    clip: SpokenClip, frames: int, model: Model, resolution_px: int
 ) -> tuple[UInt8Array, Float32Array]:
     """The first `frames` faces of a clip, uint8 `(F, H, W, 3)`, and their speech, float32 `(F, S,
     D)`.

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from latentsync_trt.media.color import RGB_IDENTITY, apply_patch, planes_of
+from latentsync_trt.media.color import RGB_IDENTITY, apply_patch, planes_from_rgb
 from latentsync_trt.types import (
     BoolArray,
     ColorTags,
@@ -111,7 +111,9 @@ def _kind(bits: int) -> type[np.uint8] | type[np.uint16]:
 
 def applied(frame: UInt8Array, patch: Patch) -> UInt8Array:
     """A copy of `frame (H, W, 3)` with the patch."""
-    planes = apply_patch(planes_of(frame, ColorTags(matrix=RGB_IDENTITY, full_range=True)), patch)
+    planes = apply_patch(
+        planes_from_rgb(frame, ColorTags(matrix=RGB_IDENTITY, full_range=True)), patch
+    )
     return np.stack([planes.v, planes.y, planes.u], axis=-1).astype(np.uint8)
 
 

@@ -18,7 +18,7 @@ from av.video.format import VideoFormat
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import CONTAINERS, check_encoder, choose_encoder, problem_of
-from latentsync_trt.media.decoding import filtered
+from latentsync_trt.media.decoding import apply_filters
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
@@ -118,7 +118,7 @@ def test_interlaced_pictures_stay_tagged_with_their_first_field(
 ) -> None:
     tags = ("setparams", f"field_mode={'tff' if top_first else 'bff'}")
     plain = (av.VideoFrame.from_ndarray(rgb).reformat(format="yuv420p") for rgb in numbered(2))
-    frames = (filtered([frame], tags) for frame in plain)
+    frames = (apply_filters([frame], tags) for frame in plain)
     source = write_video(tmp_path / "in.mkv", frames, codec="ffv1")
     writer = rewritten(source, tmp_path / name, codec=codec)
     info = probe(tmp_path / name)

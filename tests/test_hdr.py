@@ -14,8 +14,8 @@ from av.sidedata.sidedata import Type
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import choose_encoder
-from latentsync_trt.media.color import HLG, PQ, apply_patch, hdr_of
-from latentsync_trt.media.conversion import frame_of, metadata_of
+from latentsync_trt.media.color import HLG, PQ, apply_patch, hdr_curve
+from latentsync_trt.media.conversion import frame_from_planes, metadata_of
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe
@@ -28,7 +28,7 @@ from tests.pictures import SAMPLINGS, decoded_planes, noise
 def test_a_thousand_candelas_become_white_and_painted_levels_come_back(
     transfer: int, peak: float
 ) -> None:
-    curve = hdr_of(transfer)
+    curve = hdr_curve(transfer)
     assert curve is not None
     levels = [int(curve.sdr[round(65535 * signal)]) for signal in (0, peak - 0.02, peak, 1)]
     assert levels == [0, pytest.approx(250, abs=4), 255, 255]
@@ -50,7 +50,7 @@ def in_hdr(rgb: UInt8Array) -> av.VideoFrame:
     half = np.full((height // 2, width // 2), gray)
     planes = np.full((height, width), black), half, half.copy()
     patch = Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32))
-    return frame_of(YuvPlanes(*planes, IN_PQ, 10), width, height, [patch])
+    return frame_from_planes(YuvPlanes(*planes, IN_PQ, 10), width, height, [patch])
 
 
 @pytest.mark.integration

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import Mixer, mixing, sound_blocks
-from latentsync_trt.media.color import planes_of
+from latentsync_trt.media.audio import Mixer, channel_shares, sound_blocks
+from latentsync_trt.media.color import planes_from_rgb
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, kept_on_disk, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed
@@ -84,7 +84,9 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts pages of files apart")
 def test_pictures_on_disk_take_no_memory_while_they_wait(tmp_path: Path) -> None:
     planes = kept_on_disk(
-        planes_of(np.zeros((4000, 4000, 3), np.uint8), picture_info(4000, 4000, rgb=True).color),
+        planes_from_rgb(
+            np.zeros((4000, 4000, 3), np.uint8), picture_info(4000, 4000, rgb=True).color
+        ),
         tmp_path,
     )
     frame = Frame(0, Fraction(0), Fraction(1), Fraction(0), LazyRgb(planes), planes)
@@ -236,7 +238,7 @@ def test_low_frequencies_are_no_speech_where_other_channels_have_sound() -> None
 
 @pytest.mark.parametrize("layout", ["BFC+FC", "WL+WR+FC", "22.2", "5.1.4"])
 def test_places_that_swresample_does_not_mix_are_heard(layout: str) -> None:
-    shares = mixing(layout, "mono")[:, 0]
+    shares = channel_shares(layout, "mono")[:, 0]
     names = [channel.name for channel in av.AudioLayout(layout).channels]
     assert all(share > 0 for share, name in zip(shares, names, strict=True) if name != "LFE")
     assert np.isclose(shares.sum(), 1)

@@ -243,7 +243,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], int]:
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """For so many frames there is memory; None: as usual."""
     if request.param is not None:
-        monkeypatch.setattr("latentsync_trt.sync.source.most_in_flight", lambda info: request.param)
+        monkeypatch.setattr(
+            "latentsync_trt.sync.source.max_frames_in_memory", lambda _: request.param
+        )
 
 
 @pytest.mark.parametrize(

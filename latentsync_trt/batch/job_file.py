@@ -26,9 +26,9 @@ from latentsync_trt.option_fields import field_name, from_json, from_texts, to_t
 from latentsync_trt.paths import (
     AUDIO_SUFFIXES,
     VIDEO_SUFFIXES,
-    exists,
     files_in,
     local_path,
+    path_exists,
     read_text,
     why_missing,
 )
@@ -108,7 +108,7 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
             f"{source}: is no job file; give a .csv or .jsonl "
             "file with a row for each clip, or a folder"
         )
-    if not exists(source):
+    if not path_exists(source):
         raise InputError(why_missing(source))
     text = read_text(source, "save it as “CSV UTF-8”")
     if suffix == ".csv":

@@ -19,7 +19,7 @@ from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
-from latentsync_trt.media.demo_clip import Clip
+from latentsync_trt.media.demo_clip import SpokenClip
 from latentsync_trt.media.reader import delays_of
 from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.devices import free_memory_bytes
@@ -136,7 +136,7 @@ def settings_for(
 def run_bench(
     settings: Iterable[Setting],
     presets: Iterable[SyncOptions],
-    clip: Clip,
+    clip: SpokenClip,
     folder: Path,
     network: SyncNet | None,
 ) -> Generator[Row, None, None]:

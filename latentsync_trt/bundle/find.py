@@ -9,7 +9,7 @@ from latentsync_trt.bundle.machine import setup_command
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.paths import below_home, exists, local_path
+from latentsync_trt.paths import below_home, local_path, path_exists
 
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 
@@ -38,7 +38,7 @@ def demo_folder() -> Path:
 
 def exported_bundles() -> list[Path]:
     """Folders below `checkpoints/` with a manifest, by name; hidden ones are being written."""
-    if not exists(checkpoints_folder()):
+    if not path_exists(checkpoints_folder()):
         return []
     manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
     return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
@@ -87,7 +87,7 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
         return demo_folder(), "built in"
     path = local_path(name, "bundle")
     for folder in (path, checkpoints_folder() / path):
-        if exists(folder / MANIFEST_NAME):
+        if path_exists(folder / MANIFEST_NAME):
             return folder, "named"
     known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
     cure = f"there are {known}; `{setup_command()}` makes another"
@@ -136,7 +136,7 @@ def remembered_choice() -> str | None:
     """
     path = checkpoints_folder() / CHOICE_NAME
     try:
-        return path.read_text(encoding="utf-8").strip() if exists(path) else None
+        return path.read_text(encoding="utf-8").strip() if path_exists(path) else None
     except (OSError, ValueError) as error:
         raise BundleError(
             f"{path}: cannot be read ({error}); choose again with `latentsync-trt setup --use NAME`"

@@ -32,7 +32,7 @@ from latentsync_trt.cli.show import (
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.paths import exists, make_folder
+from latentsync_trt.paths import make_folder, path_exists
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def _left(store: "JobStore", rows: "Sequence[BatchRow]") -> "list[BatchRow]":
         before = known.get(row.task.id)
         target = row.task.output
         is_done = (
-            before is not None and before.state == "done" and (is_url(target) or exists(target))
+            before is not None
+            and before.state == "done"
+            and (is_url(target) or path_exists(target))
         )
         if before is not None and before.state == "waiting" and before.attempts:
             left.append(

@@ -24,7 +24,7 @@ from latentsync_trt.media.codecs import CONTAINERS
 from latentsync_trt.media.demo_clip import choose_clip
 from latentsync_trt.media.files import check_file
 from latentsync_trt.option_fields import QUALITY, command_line
-from latentsync_trt.paths import check_file_to_write, check_free, exists, make_folder
+from latentsync_trt.paths import check_file_to_write, check_free, make_folder, path_exists
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.types import SyncReport
 from latentsync_trt.unexpected import without_paths
@@ -225,7 +225,7 @@ def _are_videos(a: str, b: str) -> bool:
     """Whether these are two finished videos; False for names of bundles."""
     suffixes = {suffix for several in CONTAINERS.values() for suffix in several}
     if not any(
-        Path(name).suffix.lower() in suffixes or (exists(name) and Path(name).is_file())
+        Path(name).suffix.lower() in suffixes or (path_exists(name) and Path(name).is_file())
         for name in (a, b)
     ):
         return False

@@ -29,7 +29,7 @@ from latentsync_trt.export.published import (
     gigabytes,
 )
 from latentsync_trt.option_fields import FILES
-from latentsync_trt.paths import check_free, exists, why_missing
+from latentsync_trt.paths import check_free, path_exists, why_missing
 from latentsync_trt.quantize import calibration_options
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.choice import next_provider, select_provider, why_not_taken
@@ -83,7 +83,7 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
     if syncnet is not None:
         folder = Path(options.output or find.checkpoints_folder())
         check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
-        if not exists(syncnet):
+        if not path_exists(syncnet):
             raise CheckpointError(why_missing(syncnet), usage=True)
         from latentsync_trt.export.syncnet import export_syncnet
 
@@ -92,7 +92,8 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
             echo(said)
         return
     check_free(
-        options.folder, overwrite=overwrite or not exists(options.folder / manifest.MANIFEST_NAME)
+        options.folder,
+        overwrite=overwrite or not path_exists(options.folder / manifest.MANIFEST_NAME),
     )
     manifest.check_target(options.folder)
     find_sources(options)
@@ -160,7 +161,9 @@ def calibrate(
     name = re.sub(rf"(-({'|'.join(PRECISIONS)}))?$", f"-{options.precision}", folder.name, count=1)
     parent = open_parent(folder)
     target = fields["output"] or find.checkpoints_folder() / name
-    check_free(target, overwrite=fields["overwrite"] or not exists(target / manifest.MANIFEST_NAME))
+    check_free(
+        target, overwrite=fields["overwrite"] or not path_exists(target / manifest.MANIFEST_NAME)
+    )
     try:
         selection = select_provider(CUDA.name if provider == "auto" else provider)
     except ProviderUnavailable as error:

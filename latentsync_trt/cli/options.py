@@ -24,8 +24,8 @@ from latentsync_trt.option_fields import (
 )
 from latentsync_trt.paths import (
     check_folder_to_write,
-    exists,
     local_path,
+    path_exists,
     read_text,
     user_folder,
     why_missing,
@@ -206,10 +206,10 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -
     places = [Path(CONFIG)]
     with suppress(InputError):  # no home folder
         places.append(user_folder("config") / CONFIG)
-    path = given or next(filter(exists, places), None)
+    path = given or next(filter(path_exists, places), None)
     if path is None:
         return
-    if not exists(path):
+    if not path_exists(path):
         raise InputError(why_missing(path))
     import tomllib
 

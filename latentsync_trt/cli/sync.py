@@ -25,7 +25,7 @@ from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
 from latentsync_trt.runtime.providers.table import CPU
 
 if TYPE_CHECKING:
-    from latentsync_trt.media.demo_clip import Clip
+    from latentsync_trt.media.demo_clip import SpokenClip
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.types import ProgressCallback
 
@@ -216,7 +216,7 @@ def demo(
 
 
 def look_at(
-    out: Path, clip: "Clip", bundle: str, on_progress: "ProgressCallback | None" = None
+    out: Path, clip: "SpokenClip", bundle: str, on_progress: "ProgressCallback | None" = None
 ) -> str:
     """Measures the result of `clip` in the folder `out` and draws both pictures there; returns how
     lips follow.

@@ -10,7 +10,7 @@ from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
 from latentsync_trt.option_fields import FILES, RESOLUTION_STEP_PX, check_limits, option
-from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.paths import path_exists, why_missing
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 """Packages that make the graphs; manifests have their versions."""
@@ -141,7 +141,7 @@ def find_sources(options: ExportOptions) -> Sources:
     for role, default in defaults.items():
         given = getattr(options, role)
         path = found[role] = default if given is None else Path(given)
-        if not exists(path):
+        if not path_exists(path):
             cure = f"{path}: not there; get it with `latentsync-trt download {options.model}`"
             raise CheckpointError(
                 cure if given is None else why_missing(path, "file or folder"), usage=True

@@ -14,7 +14,7 @@ from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import sha256_file
-from latentsync_trt.environment import environment
+from latentsync_trt.environment import changed_environment
 from latentsync_trt.errors import CheckpointError, OutputError
 from latentsync_trt.paths import check_folder_to_write, nearest_existing
 
@@ -205,7 +205,7 @@ def _refusal(http_error: type[Exception], without: str = "") -> str:
 
     invalid_url: type[Exception] = sys.modules[http_error.__module__.partition(".")[0]].InvalidURL
     close_session()
-    with environment({without: None} if without else {}):
+    with changed_environment({without: None} if without else {}):
         try:
             get_session()
         except (ImportError, OSError, ValueError, invalid_url) as error:

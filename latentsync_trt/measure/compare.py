@@ -18,7 +18,7 @@ from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, w
 from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet, curves_of
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
-from latentsync_trt.media.demo_clip import Clip
+from latentsync_trt.media.demo_clip import SpokenClip
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -79,7 +79,7 @@ def labeled(on_progress: ProgressCallback, side: str) -> ProgressCallback:
 
 def compare_results(
     videos: tuple[Path, Path],
-    clip: Clip,
+    clip: SpokenClip,
     report: Path,
     side_px: int,
     network: SyncNet | None,

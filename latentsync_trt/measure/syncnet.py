@@ -22,7 +22,7 @@ from latentsync_trt.face.align import cut, rescaled
 from latentsync_trt.measure.page import svg
 from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.paths import path_exists, why_missing
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
@@ -89,9 +89,9 @@ def open_syncnet(given: str | Path | None) -> SyncNet | None:
     file is not SyncNet.
     """
     path = Path(given or checkpoints_folder() / SYNCNET_FILE)
-    if given is not None and not exists(path):
+    if given is not None and not path_exists(path):
         raise InputError(f"--syncnet {why_missing(path)}")
-    if exists(path):
+    if path_exists(path):
         return SyncNet(path)
     return None
 

@@ -64,15 +64,15 @@ _MIXED = {
 _MIXED |= {"TBL", "TBC", "TBR", "NONE"}
 _LOW = {"LFE", "LFE2"}
 # All other channels together are silent below this share of the power of low frequencies.
-_SILENT = 1e-6
+_SILENT_SHARE = 1e-6
 
 # Of the power that channels with nothing in common have together; and how much of a power counts
 # after a second, as chords and echoes may cancel each other out for moments.
 _CANCELED = 10 ** (-12 / 10)
-_KEPT = 0.01
+_POWER_KEPT_PER_S = 0.01
 
 
-def usual(layout: AudioLayout) -> str:
+def usual_layout(layout: AudioLayout) -> str:
     """The name of `layout`; the standard one where places are not given, or odd, as "front left"
     for a microphone.
     """
@@ -83,13 +83,13 @@ def usual(layout: AudioLayout) -> str:
     return name
 
 
-def standard(layout: str) -> str:
+def standard_layout(layout: str) -> str:
     """The standard layout that holds all channels of `layout`; itself if it has more than eight."""
     return _LARGER.get(layout) or _STANDARD.get(AudioLayout(layout).nb_channels, layout)
 
 
 @cache
-def mixing(source: str, target: str) -> Float32Array:
+def channel_shares(source: str, target: str) -> Float32Array:
     """The share of each channel of `source` in each of `target`, float32 `(m, n)`, mostly as
     swresample has it. Stereo becomes mono as its mean, surround sound mostly from the center,
     without the low-frequency channel, but with all others, of which swresample leaves some out.
@@ -152,9 +152,9 @@ class Mixer:
         if source == self._target:
             return block
         if self.channels > 1 or block.shape[1] == 1:
-            return block @ mixing(source, self._target)
+            return block @ channel_shares(source, self._target)
         if source != self._source:
-            self._source, self._shares = source, mixing(source, self._target)[:, 0]
+            self._source, self._shares = source, channel_shares(source, self._target)[:, 0]
             self._used = self._shares
             self._power = 0.0
             self._powers = self._total = np.zeros(len(self._shares))
@@ -163,13 +163,13 @@ class Mixer:
         before = self._used
         self._used = self._shares
         powers = np.square(block, dtype=np.float64).sum(axis=0)
-        self._powers = _KEPT**length_s * self._powers + powers
+        self._powers = _POWER_KEPT_PER_S**length_s * self._powers + powers
         self._total = self._total + powers
-        self._power = _KEPT**length_s * self._power + float(
+        self._power = _POWER_KEPT_PER_S**length_s * self._power + float(
             np.square(block @ self._shares, dtype=np.float64).sum()
         )
         low = np.where(self._shares == 0, self._total, 0)
-        if (self._total - low).sum() < _SILENT * low.sum():
+        if (self._total - low).sum() < _SILENT_SHARE * low.sum():
             self._used = np.eye(len(low), dtype=np.float32)[low.argmax()]
             self.low_s += length_s
         elif self._power < _CANCELED * (np.square(self._shares) @ self._powers):
@@ -255,11 +255,11 @@ def _placed(
         if resampler is None:
             resampler = AudioResampler("flt", source.name, rate_hz)
             at = nearest(timed.time_s, rate_hz)
-            yield from silence(at - given, channels, rate_hz)
+            yield from silent_blocks(at - given, channels, rate_hz)
             given = max(given, at)
         end = nearest(timed.end_s, rate_hz)
-        direct = timed.end_s, format_of(timed.item)
-        last = following is None or direct != (following.time_s, format_of(following.item))
+        direct = timed.end_s, audio_format(timed.item)
+        last = following is None or direct != (following.time_s, audio_format(following.item))
         with reading(path, "its audio cannot be resampled"):
             pieces = [*resampler.resample(timed.item), *(resampler.resample(None) if last else ())]
         for piece in filter(None, pieces):
@@ -270,16 +270,16 @@ def _placed(
             if len(fresh):
                 yield fresh
         if last:
-            yield from silence(end - given, channels, rate_hz)  # resamplers round
+            yield from silent_blocks(end - given, channels, rate_hz)  # resamplers round
             given = max(given, end)
             resampler = None
 
 
-def format_of(frame: AudioFrame) -> tuple[str, str, int]:
+def audio_format(frame: AudioFrame) -> tuple[str, str, int]:
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
-def silence(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
+def silent_blocks(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
     """So many samples `(n, channels)` of 0, in blocks of up to a second; none below 0."""
     for start in range(0, count, rate_hz):
         yield np.zeros((min(rate_hz, count - start), channels), np.float32)

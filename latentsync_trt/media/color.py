@@ -121,7 +121,7 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
 
 
 @cache
-def codes_of(coding: Coding, white: float) -> Float64Array:
+def rgb_to_codes(coding: Coding, white: float) -> Float64Array:
     """`(3, 4)`, for `cv2.transform`: R, G, B in [0, `white`] → codes of the planes, in their order,
     not rounded.
     """
@@ -149,21 +149,21 @@ def codes_of(coding: Coding, white: float) -> Float64Array:
 
 
 @cache
-def levels_of(coding: Coding, white: float) -> Float64Array:
-    """The inverse of `codes_of`, `(3, 4)`."""
-    linear, offsets = np.split(codes_of(coding, white), [3], axis=1)
+def codes_to_rgb(coding: Coding, white: float) -> Float64Array:
+    """The inverse of `rgb_to_codes`, `(3, 4)`."""
+    linear, offsets = np.split(rgb_to_codes(coding, white), [3], axis=1)
     inverse = np.linalg.inv(linear)
     return np.column_stack([inverse, -inverse @ offsets])
 
 
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
-    """A copy of `planes` with `patches` on it, see `mix`."""
+    """A copy of `planes` with `patches` on it, see `blend_patches`."""
     mixed = replace(planes, y=planes.y.copy(), u=planes.u.copy(), v=planes.v.copy())
-    mix(mixed, patches)
+    blend_patches(mixed, patches)
     return mixed
 
 
-def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
+def blend_patches(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
     """Mixes patches into `planes`, one over the other, in their depth, matrix and range. Each
     sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples
     without weight keep their value. In HDR, the patch passes the inverse of the curve that made
@@ -173,8 +173,8 @@ def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
     # Of all patches before the first one is mixed, as HDR depends on what was there.
     codes_of_each = [_patch_codes(planes, patch) for patch in patches]
     for patch, codes in zip(patches, codes_of_each, strict=True):
-        _mix((planes.y,), codes[:1], patch, planes.y.shape, planes.bits)
-        _mix((planes.u, planes.v), codes[1:], patch, planes.y.shape, planes.bits)
+        _blend_codes((planes.y,), codes[:1], patch, planes.y.shape, planes.bits)
+        _blend_codes((planes.u, planes.v), codes[1:], patch, planes.y.shape, planes.bits)
 
 
 def _patch_codes(planes: YuvPlanes, patch: Patch) -> list[Float32Array]:
@@ -182,13 +182,13 @@ def _patch_codes(planes: YuvPlanes, patch: Patch) -> list[Float32Array]:
     import cv2  # not where inputs are checked, which need other parts of this module
 
     height_px, width_px = planes.y.shape
-    hdr = hdr_of(planes.color.transfer)
+    hdr = hdr_curve(planes.color.transfer)
     coding = coding_of(planes.color, width_px, height_px, planes.bits)
     if hdr is None:
         rgb = patch.rgb.astype(np.float32)
     else:
         rgb = _patch_signal(planes, patch, hdr, coding)
-    matrix = codes_of(coding, _WHITE if hdr is None else 1)
+    matrix = rgb_to_codes(coding, _WHITE if hdr is None else 1)
     codes = [np.empty_like(patch.weight) for _ in matrix]
     for code, row in zip(codes, matrix, strict=True):  # quicker than at once
         cv2.transform(rgb, row[None], dst=code)
@@ -206,8 +206,8 @@ def _patch_signal(planes: YuvPlanes, patch: Patch, hdr: "HdrCurve", coding: Codi
     x = patch.x_px
     rows = slice(y - y % 2, y + height)
     columns = slice(x - x % 2, x + width)
-    codes = full_codes(planes, rows, columns)[y % 2 :, x % 2 :]
-    source = cv2.transform(codes.astype(np.float32), levels_of(coding, 1))
+    codes = interleaved_codes(planes, rows, columns)[y % 2 :, x % 2 :]
+    source = cv2.transform(codes.astype(np.float32), codes_to_rgb(coding, 1))
     seen = hdr.sdr[hdr_levels(codes, coding)] * np.uint16(_WHITE // 255)
     nearness = 1 - np.abs(patch.rgb - seen.astype(np.float32)) / _FAR
     lost = source - hdr.signal[seen]
@@ -218,10 +218,12 @@ def hdr_levels(codes: SampleArray, coding: Coding) -> UInt16Array:
     """The place of HDR `codes (h, w, 3)` in `HdrCurve.sdr`, for R, G and B."""
     import cv2
 
-    return np.asarray(cv2.transform(codes.astype(np.uint16), levels_of(coding, _WHITE)), np.uint16)
+    return np.asarray(
+        cv2.transform(codes.astype(np.uint16), codes_to_rgb(coding, _WHITE)), np.uint16
+    )
 
 
-def full_codes(planes: YuvPlanes, rows: slice, columns: slice) -> SampleArray:
+def interleaved_codes(planes: YuvPlanes, rows: slice, columns: slice) -> SampleArray:
     """The codes `(h, w, 3)` of a part of a picture, chroma repeated. It begins at an even row and
     column.
     """
@@ -247,7 +249,7 @@ def full_codes(planes: YuvPlanes, rows: slice, columns: slice) -> SampleArray:
     return whole
 
 
-def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
+def planes_from_rgb(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     """`rgb (H, W, 3)` as 8-bit planes, coded as `color`, of SDR, says: 4:2:0, or G, B, R for matrix
     0.
     """
@@ -262,7 +264,7 @@ def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     )
 
 
-def _mix(
+def _blend_codes(
     planes: Sequence[SampleArray],
     codes: Sequence[Float32Array],
     patch: Patch,
@@ -315,7 +317,7 @@ class HdrCurve(NamedTuple):
 
 
 @cache
-def hdr_of(transfer: int) -> HdrCurve | None:
+def hdr_curve(transfer: int) -> HdrCurve | None:
     """The curve of an HDR transfer; None for SDR."""
     if transfer not in HDR_TRANSFERS:
         return None

@@ -12,8 +12,8 @@ from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, mix
-from latentsync_trt.media.decoding import filtered
+from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, blend_patches, coding_of
+from latentsync_trt.media.decoding import apply_filters
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.
@@ -59,7 +59,7 @@ def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
     """
     read: list[Any] = [kind.value for kind in _READ_KINDS]
     unread = [("sidedata", f"delete:{number}") for number in range(_KINDS) if number not in read]
-    entries: Any = filtered([frame], *unread).side_data
+    entries: Any = apply_filters([frame], *unread).side_data
     return {entry.type: bytes(entry) for entry in entries}
 
 
@@ -156,17 +156,17 @@ class FrameConverter:
                 own = replace(own, full_range=True)
                 target = replace(target, full_range=True)
             try:
-                frame = converted(self._reformatter, frame, wanted, own, target)
+                frame = convert_format(self._reformatter, frame, wanted, own, target)
             except OSError as error:
                 raise InputError(
                     f"its pixel format {name} is not supported; re-encode it"
                 ) from error
-        turned = (view.T if transpose else view for view in views(frame)[:3])
+        turned = (view.T if transpose else view for view in plane_views(frame)[:3])
         y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
         return YuvPlanes(y, u, v, common, bits)
 
 
-def converted(
+def convert_format(
     reformatter: VideoReformatter, frame: VideoFrame, name: str, own: Coding, wanted: Coding
 ) -> VideoFrame:
     """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`."""
@@ -206,7 +206,7 @@ def _planes_tags(frame: VideoFrame) -> ColorTags:
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
 
-def format_of(planes: YuvPlanes) -> str:
+def pixel_format_of(planes: YuvPlanes) -> str:
     depth = "" if planes.bits == 8 else f"{planes.bits}le"
     if planes.color.matrix == RGB_IDENTITY:
         return f"gbrp{depth}"
@@ -214,21 +214,21 @@ def format_of(planes: YuvPlanes) -> str:
     return f"yuv{samplings[planes.pixels_per_sample]}p{depth}"
 
 
-def frame_of(
+def frame_from_planes(
     planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()
 ) -> VideoFrame:
     """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in. It is
-    padded by repeating the edge. Raises `InputError` as `mix`.
+    padded by repeating the edge. Raises `InputError` as `blend_patches`.
     """
-    frame = VideoFrame(width_px, height_px, format_of(planes))
+    frame = VideoFrame(width_px, height_px, pixel_format_of(planes))
     own = (planes.y, planes.u, planes.v)
-    copies = views(frame)
+    copies = plane_views(frame)
     y, u, v = (
         view[: plane.shape[0], : plane.shape[1]] for view, plane in zip(copies, own, strict=True)
     )
     for copy, plane in zip((y, u, v), own, strict=True):
         copy[:] = plane
-    mix(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
+    blend_patches(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
     for view, plane in zip(copies, own, strict=True):
         rows, columns = plane.shape
         view[:rows, columns:] = view[:rows, columns - 1 : columns]
@@ -236,7 +236,7 @@ def frame_of(
     return frame
 
 
-def views(frame: VideoFrame) -> list[SampleArray]:
+def plane_views(frame: VideoFrame) -> list[SampleArray]:
     """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
     depth = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8)
     planes = cast(Any, frame.planes)

@@ -53,7 +53,9 @@ def is_tile(stream: Stream) -> bool:
     return is_photo(stream) and bool(stream.disposition & Disposition.dependent)
 
 
-def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+def decode_pictures(
+    path: Path, container: InputContainer, stream: VideoStream
+) -> Iterator[VideoFrame]:
     """The pictures of the main stream; where that is no more than a part of a photo, the whole."""
     crop = _crop(stream)
     size = None
@@ -78,7 +80,7 @@ def decoded(path: Path, container: InputContainer, stream: VideoStream) -> Itera
         ):
             frame.color_range = ColorRange.JPEG
             frame.colorspace = Colorspace.ITU601
-        yield filtered([frame], ("crop", crop)) if crop else frame
+        yield apply_filters([frame], ("crop", crop)) if crop else frame
 
 
 def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
@@ -96,7 +98,7 @@ def top_field_first(stream: VideoStream, frame: VideoFrame) -> bool | None:
     if not frame.interlaced_frame:
         return _TOP_FIELD_FIRST.get(stream.codec_context.field_order)
     try:
-        filtered([frame], ("select", "eq(interlace_type,TOPFIRST)"))
+        apply_filters([frame], ("select", "eq(interlace_type,TOPFIRST)"))
     except BlockingIOError:  # it was not selected
         return False
     return True
@@ -128,7 +130,7 @@ def _matroska_header(stream: VideoStream) -> bytes:
     return header.getvalue()
 
 
-def filtered(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
+def apply_filters(frames: Sequence[VideoFrame], *filters: tuple[str, str]) -> VideoFrame:
     """What FFmpeg's filters, each with its options, make of frames, all of which the first one
     takes.
     """
@@ -213,7 +215,7 @@ def _composed(path: Path, container: InputContainer) -> VideoFrame:
         elif kind == b"clap":
             place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
             filters.append(("crop", place.format(*struct.unpack(">IIIIiIiI", content))))
-    photo = filtered([parts[tile] for tile in tiles], *filters)
+    photo = apply_filters([parts[tile] for tile in tiles], *filters)
     photo.color_primaries = first.color_primaries
     photo.color_trc = first.color_trc
     photo.colorspace = first.colorspace

@@ -20,7 +20,7 @@ ASSETS = Path(__file__).parents[1] / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
-SIDE_PX = 480
+DEMO_SIDE_PX = 480
 _FACE_PX = (224.0, 125.0)  # center of the face in the portrait, and of the camera's path
 _ZOOM = 1.7
 _ZOOM_SWAY = 0.06
@@ -39,7 +39,7 @@ def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class SpokenClip:
     """A video and its speech. `name`: as rows show it."""
 
     video: Path
@@ -49,7 +49,7 @@ class Clip:
 
 def choose_clip(
     video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4"
-) -> Clip:
+) -> SpokenClip:
     """The given files; missing ones are replaced by the built-in recording or a video of the
     built-in portrait, which `folder` receives under this `name`. Raises `MediaError` if they cannot
     be read.
@@ -65,10 +65,10 @@ def choose_clip(
         raise MediaError(message, usage=error.usage) from error
     if video is not None:
         info = probe(video)
-        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
+        return SpokenClip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
     target = folder / name
     write_pictures(target, camera_frames(duration_s))
-    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}")
+    return SpokenClip(target, speech, f"built-in {DEMO_SIDE_PX}×{DEMO_SIDE_PX}")
 
 
 def portrait() -> UInt8Array:
@@ -82,8 +82,8 @@ def portrait() -> UInt8Array:
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
     """Frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's rate."""
     rgb = portrait()
-    x = SIDE_PX / 2 - _FACE_PX[0]
-    y = SIDE_PX * 0.45 - _FACE_PX[1]
+    x = DEMO_SIDE_PX / 2 - _FACE_PX[0]
+    y = DEMO_SIDE_PX * 0.45 - _FACE_PX[1]
     for time_s in (index / MODEL_FPS for index in range(ceil(duration_s * MODEL_FPS))):
         zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
         zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
@@ -92,7 +92,7 @@ def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
         )
         matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
         matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
-        size = (SIDE_PX, SIDE_PX)
+        size = (DEMO_SIDE_PX, DEMO_SIDE_PX)
         border = cv2.BORDER_REFLECT_101
         yield np.asarray(
             cv2.warpAffine(rgb, matrix, size, flags=cv2.INTER_CUBIC, borderMode=border), np.uint8

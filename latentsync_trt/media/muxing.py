@@ -44,7 +44,7 @@ from latentsync_trt.media.decoding import is_tile
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_input, reading
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.playback import video_stream
-from latentsync_trt.media.reader import are_one
+from latentsync_trt.media.reader import is_same_file
 from latentsync_trt.media.soundtrack import (
     COPIED_CODECS,
     ChosenSound,
@@ -433,7 +433,9 @@ def _copy_tags(
             )
     output.set_chapters(cast(Any, chapters))
     _copy_stream_tags(video_stream(path, container), output.streams.video[0])
-    if contents.sound.pieces and all(are_one(piece.path, path) for piece in contents.sound.pieces):
+    if contents.sound.pieces and all(
+        is_same_file(piece.path, path) for piece in contents.sound.pieces
+    ):
         _copy_stream_tags(container.streams.audio[0], output.streams.audio[0])
     for stream in (*output.streams.video, *output.streams.audio):
         stream.disposition |= Disposition.default

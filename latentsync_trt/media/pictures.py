@@ -21,15 +21,15 @@ from latentsync_trt.media.color import (
     BT709,
     RGB_IDENTITY,
     apply_patch,
+    codes_to_rgb,
     coding_of,
-    full_codes,
+    hdr_curve,
     hdr_levels,
-    hdr_of,
-    levels_of,
-    planes_of,
+    interleaved_codes,
+    planes_from_rgb,
 )
-from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
-from latentsync_trt.media.decoding import filtered
+from latentsync_trt.media.conversion import COLOR_RANGES, convert_format, frame_from_planes
+from latentsync_trt.media.decoding import apply_filters
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
@@ -55,7 +55,7 @@ class LazyRgb:
         height, width = planes.y.shape
         self.shape = height, width, 3
         self._planes = planes
-        self._hdr = hdr_of(planes.color.transfer)
+        self._hdr = hdr_curve(planes.color.transfer)
         self._coding = coding_of(planes.color, width, height, planes.bits)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
         self.forget()
@@ -96,17 +96,17 @@ class LazyRgb:
         height, width, _ = tiles.shape
         y = top * TILE_PX
         x = left * TILE_PX
-        whole = full_codes(self._planes, slice(y, y + height), slice(x, x + width))
+        whole = interleaved_codes(self._planes, slice(y, y + height), slice(x, x + width))
         if self._hdr is not None:
             tiles[:] = self._hdr.sdr[hdr_levels(whole, self._coding)]
         elif self._planes.bits == 8:
-            cv2.transform(whole, levels_of(self._coding, _WHITE), dst=tiles)
+            cv2.transform(whole, codes_to_rgb(self._coding, _WHITE), dst=tiles)
         else:
-            deep = cv2.transform(whole.astype(np.uint16), levels_of(self._coding, _DEEP_WHITE))
+            deep = cv2.transform(whole.astype(np.uint16), codes_to_rgb(self._coding, _DEEP_WHITE))
             tiles[:] = cv2.convertScaleAbs(deep, alpha=_WHITE / _DEEP_WHITE)
 
 
-def most_in_flight(info: VideoInfo) -> int:
+def max_frames_in_memory(info: VideoInfo) -> int:
     if VideoFormat(info.pixel_format).components[0].bits == 8:
         sample_bytes = 1
     else:
@@ -177,19 +177,19 @@ class PictureMaker:
         """The picture to encode; later patches cover earlier ones. It has no time stamp."""
         encoder = self._encoder
         if frame.planes is None:
-            planes = planes_of(frame.rgb, self._info.color)
+            planes = planes_from_rgb(frame.rgb, self._info.color)
         else:
             planes = frame.planes
-        picture = frame_of(planes, encoder.width_px, encoder.height_px, patches)
+        picture = frame_from_planes(planes, encoder.width_px, encoder.height_px, patches)
         converts = picture.format.name != encoder.pixel_format
         if encoder.frame_tags and (converts or encoder.top_field_first is not None):
-            picture = filtered([picture], ("setparams", encoder.frame_tags))
+            picture = apply_filters([picture], ("setparams", encoder.frame_tags))
         if converts:
             own, wanted = (
                 coding_of(tags, picture.width, picture.height)
                 for tags in (planes.color, encoder.color)
             )
-            picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)
+            picture = convert_format(self._reformatter, picture, encoder.pixel_format, own, wanted)
         color = encoder.color
         picture.color_primaries = color.primaries
         picture.color_trc = color.transfer
@@ -207,7 +207,7 @@ def small_rgb(
     import cv2
 
     if frame.planes is None:
-        planes = planes_of(frame.rgb, info.color)
+        planes = planes_from_rgb(frame.rgb, info.color)
     else:
         planes = frame.planes
     rgb = LazyRgb(apply_patch(planes, *patches))[:, :]

@@ -22,7 +22,7 @@ from av.stream import Discard, Disposition
 
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.decoding import decoded, is_photo
+from latentsync_trt.media.decoding import decode_pictures, is_photo
 from latentsync_trt.media.files import (
     MOST_PIXELS,
     check_size,
@@ -159,7 +159,7 @@ class VideoPasses:
         self, container: InputContainer, stream: VideoStream, origin_s: Fraction | None = None
     ) -> Generator[Timed[VideoFrame], None, None]:
         clock = clock_of(self._path, stream, origin_s=origin_s)
-        frames = guarded(self._path, stream, decoded(self._path, container, stream))
+        frames = guarded(self._path, stream, decode_pictures(self._path, container, stream))
         stamped = (
             (stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each)
             for each in frames
@@ -321,9 +321,9 @@ def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
     if rate is None or rate == MODEL_FPS:
         return []
     if options.fps != "source":
-        return [f"the video has {short(rate)} frames/s, the output {options.fps} (--fps)"]
+        return [f"the video has {short_number(rate)} frames/s, the output {options.fps} (--fps)"]
     slow = (
-        f"the video has {short(rate)} frames/s, so lips move "
+        f"the video has {short_number(rate)} frames/s, so lips move "
         f"in steps; --fps {MODEL_FPS} repeats its pictures"
     )
     if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1:
@@ -352,11 +352,11 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
         how = "the picture is cut" if length == "audio" else "the rest is silent"
     sound = "audio" if options.mix is None else "sound of --mix"
     return [
-        f"the video lasts {short(video_s)} s, the {sound} "
-        f"{short(audio_s)} s: {how} (--length, --extend)"
+        f"the video lasts {short_number(video_s)} s, the {sound} "
+        f"{short_number(audio_s)} s: {how} (--length, --extend)"
     ]
 
 
-def short(value: Fraction) -> str:
+def short_number(value: Fraction) -> str:
     """`value` for people, with at most two decimals."""
     return f"{float(value):.2f}".rstrip("0").rstrip(".")

@@ -15,15 +15,20 @@ from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import first_sample_s, open_audio
 from latentsync_trt.media.conversion import (
     FrameConverter,
-    format_of,
     metadata_of,
     orientation_of,
+    pixel_format_of,
+    plane_views,
     side_data_of,
     upright_field,
     upright_place,
-    views,
 )
-from latentsync_trt.media.decoding import chroma_place_of, decoded, is_photo, top_field_first
+from latentsync_trt.media.decoding import (
+    chroma_place_of,
+    decode_pictures,
+    is_photo,
+    top_field_first,
+)
 from latentsync_trt.media.ending import end_of, knows_end
 from latentsync_trt.media.files import (
     is_damaged,
@@ -58,7 +63,7 @@ def probe(path: Path) -> VideoInfo:
     with open_input(path) as container:
         stream = video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
-            frame = next(decoded(path, container, stream), None)
+            frame = next(decode_pictures(path, container, stream), None)
             if frame is None:
                 raise InputError("it has no picture")
             side_data = side_data_of(frame)
@@ -75,7 +80,7 @@ def probe(path: Path) -> VideoInfo:
             width_px=planes.y.shape[1],
             height_px=planes.y.shape[0],
             duration_s=_duration_s(path, stream, rate, start_s),
-            pixel_format=format_of(planes),
+            pixel_format=pixel_format_of(planes),
             # FFmpeg's 0 and 1 are "unknown" and "progressive".
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
             sample_aspect_ratio=1 / aspect if orientation[0] else aspect,
@@ -161,7 +166,7 @@ def _check_opaque(path: Path, frame: VideoFrame) -> None:
         frame.format.has_palette or any(component.is_alpha for component in frame.format.components)
     ):
         return
-    alpha = views(frame.reformat(format="gbrap", threads=1))[3]
+    alpha = plane_views(frame.reformat(format="gbrap", threads=1))[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
     if int(np.min(alpha)) < _OPAQUE and np.any(alpha):
         raise MediaError(f"{path}: {_TRANSPARENT} ({frame.format.name})")
@@ -180,7 +185,7 @@ def delays_of(video: Path, audio: Path) -> Delays:
     another file with a picture of its own, the sound starts as much later as it does there. Raises
     `MediaError`.
     """
-    is_one = are_one(video, audio)
+    is_one = is_same_file(video, audio)
     picture_s = probe(video).start_s if is_one else _picture_start_s(audio)
     sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
@@ -206,7 +211,7 @@ def _picture_start_s(path: Path) -> Fraction | None:
     )
 
 
-def are_one(video: Path, audio: Path) -> bool:
+def is_same_file(video: Path, audio: Path) -> bool:
     try:
         return video.samefile(audio)
     except (OSError, ValueError):  # the reader says which one is missing, or is no path

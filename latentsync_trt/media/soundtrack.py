@@ -19,15 +19,15 @@ from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     Mixer,
+    audio_format,
     audio_frames,
     first_sample_s,
-    format_of,
     open_audio,
     regrouped,
-    silence,
+    silent_blocks,
     sound_blocks,
-    standard,
-    usual,
+    standard_layout,
+    usual_layout,
 )
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
 from latentsync_trt.media.timing import clock_of, nearest
@@ -222,13 +222,13 @@ def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], 
         with open_audio(path) as stream:
             source: AudioCodecContext = stream.codec_context
             rates_hz.append(source.sample_rate)
-            layouts.setdefault(source.channels, usual(source.layout))
+            layouts.setdefault(source.channels, usual_layout(source.layout))
             is_lossless &= source.codec.lossless and not source.codec.lossy
     rate_hz = max(rates_hz)
     layout = layouts[max(layouts)]
     if codec == "aac":
         rate_hz = rate_hz if rate_hz in _AAC_RATES_HZ else 48000
-        layout = standard(layout)
+        layout = standard_layout(layout)
     return (rate_hz, layout), is_lossless
 
 
@@ -272,7 +272,7 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
         cure = f"; an output in {others} keeps it" if others else ""
         return f"{suffix} does not support its codec ({codec}){cure}"
     for before, timed in pairwise(audio_frames(source)):
-        if format_of(before.item) != format_of(timed.item):
+        if audio_format(before.item) != audio_format(timed.item):
             return f"it changes its format after {float(timed.time_s):.2f} s"
         if timed.time_s < before.end_s:
             return f"it overlaps itself after {float(timed.time_s):.2f} s"
@@ -371,7 +371,7 @@ def placed(
     shift = nearest(piece.at_s, rate_hz) - first
     start = max(first - half, 0, -shift)
     end = None if last is None else last + half
-    yield from silence(start + shift, channels, rate_hz)
+    yield from silent_blocks(start + shift, channels, rate_hz)
     at = 0
     with closing(recording):
         for block in recording:

@@ -32,7 +32,7 @@ from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
 from latentsync_trt.media.playback import HELD_S, Playback
-from latentsync_trt.media.reader import are_one, delays_of, probe, read_frames
+from latentsync_trt.media.reader import delays_of, is_same_file, probe, read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, SoundPiece, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import check_file_to_write, check_free
@@ -80,7 +80,7 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
         raise OutputError(
             f"{output}: is write-protected, a device or a pipe; choose another name", usage=True
         )
-    if any(are_one(output, source) for source in inputs):
+    if any(is_same_file(output, source) for source in inputs):
         raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import QUALITY, check_limits, option
-from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, exists, files_in, why_missing
+from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, files_in, path_exists, why_missing
 
 TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
 """Packages that make the graphs."""
@@ -111,7 +111,7 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
     Raises:
         InputError: no such folder, or no video in it.
     """
-    if not exists(folder):
+    if not path_exists(folder):
         raise InputError(why_missing(folder, "folder"))
     audio = {path.stem: path for path in files_in(folder, AUDIO_SUFFIXES)}
     videos = files_in(folder, VIDEO_SUFFIXES)

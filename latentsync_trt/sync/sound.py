@@ -16,7 +16,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.files import check_file, open_input
-from latentsync_trt.media.reader import Delays, are_one, delays_of
+from latentsync_trt.media.reader import Delays, delays_of, is_same_file
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.option_fields import FaceChoice, parse_face
 from latentsync_trt.paths import local_path
@@ -81,7 +81,7 @@ class Sound:
 
     def is_of(self, video: Path) -> bool:
         """Returns whether a recording is the video's own sound."""
-        return any(are_one(piece.path, video) for piece in self.recordings)
+        return any(is_same_file(piece.path, video) for piece in self.recordings)
 
 
 def _later(piece: SoundPiece, by_s: Fraction) -> SoundPiece:
@@ -167,7 +167,7 @@ def sound_of(video: Path, audio: Path | None, mix: Path | None, options: SyncOpt
         video_sound = SoundPiece(video, delays.sound_s)
 
     def piece_of(path: Path) -> SoundPiece:
-        if are_one(path, video):
+        if is_same_file(path, video):
             start_s = delays.sound_s
         else:
             start_s = delays_of(video, path).sound_s + (options.start or 0)
@@ -193,7 +193,7 @@ def _needs_own_sound(
     named = [path for path in (audio, mix) if path is not None]
     named += [Path(speaker.voice) for speaker in options.speaker]
     is_part = options.start is not None or options.end is not None
-    if not is_part and not any(are_one(video, path) for path in named):
+    if not is_part and not any(is_same_file(video, path) for path in named):
         return False
     with open_input(video) as container:
         return bool(container.streams.audio)

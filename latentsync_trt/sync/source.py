@@ -14,7 +14,7 @@ from latentsync_trt.face.tracker import HALF_S, FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.ending import notices_of_ending
-from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, most_in_flight
+from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, max_frames_in_memory
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
@@ -61,7 +61,7 @@ def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) ->
     back: then on disk.
     """
     window_frames = streams * run.bundle.manifest.frames
-    left_frames = most_in_flight(run.inputs.info) - ceil(
+    left_frames = max_frames_in_memory(run.inputs.info) - ceil(
         (FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS)
     )
     least_frames = window_frames + _UNDER_WAY

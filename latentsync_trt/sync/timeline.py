@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
-from latentsync_trt.media.playback import Playback, notices_of_length, short
+from latentsync_trt.media.playback import Playback, notices_of_length, short_number
 from latentsync_trt.media.soundtrack import SoundPiece, spliced
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
@@ -74,12 +74,12 @@ def notices_of_cuts(span: Span, speech: Sound, video: Path, speech_end_s: Fracti
     found = []
     if (before_s := span.start_s - starts_s) > _HEARD_S:
         found.append(
-            f"the first {short(before_s)} s of the speech "
-            f"are cut, before {short(span.start_s)} s (--start)"
+            f"the first {short_number(before_s)} s of the speech "
+            f"are cut, before {short_number(span.start_s)} s (--start)"
         )
     if speech_end_s - ends_s > _HEARD_S:
-        of = f"{short(ends_s - starts_s)} of its {short(speech_end_s - starts_s)} s"
-        found.append(f"the speech is cut after {of}, at {short(ends_s)} s (--end)")
+        of = f"{short_number(ends_s - starts_s)} of its {short_number(speech_end_s - starts_s)} s"
+        found.append(f"the speech is cut after {of}, at {short_number(ends_s)} s (--end)")
     return found
 
 
@@ -184,7 +184,8 @@ def preview_of(inputs: Inputs, speech_in: Callable[[Path], "Speech"]) -> tuple[I
         where = "without speech, from"
     return (
         moved,
-        f"a preview of at most {options.preview_s:g} s {where} {short(begin_s)} s (--preview)",
+        f"a preview of at most {options.preview_s:g} s {where} "
+        f"{short_number(begin_s)} s (--preview)",
     )
 
 

@@ -26,7 +26,7 @@ from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.remote_files import name_of as name_of_url
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
-from latentsync_trt.environment import environment
+from latentsync_trt.environment import changed_environment
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.checks import Pool
 from latentsync_trt.serve.server import LingeringClose
@@ -35,7 +35,7 @@ from latentsync_trt.web import jobs
 
 # At its import, Gradio opens an HTTP client, which the page never uses, and which proxies or
 # certificates that are set for other programs may break.
-with environment({"no_proxy": "*", "SSL_CERT_FILE": None, "SSL_CERT_DIR": None}):
+with changed_environment({"no_proxy": "*", "SSL_CERT_FILE": None, "SSL_CERT_DIR": None}):
     import gradio as gr
     from gradio.route_utils import FnIndexInferError
 
