@@ -26,7 +26,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.measure.quality import Quality
-from latentsync_trt.media.codecs import choose_encoder, default_suffix
+from latentsync_trt.media.encoder_choice import choose_encoder, default_suffix
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FaceFinder, FrameJob

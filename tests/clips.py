@@ -16,8 +16,8 @@ from av.stream import Disposition
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
-from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece

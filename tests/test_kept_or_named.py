@@ -13,7 +13,7 @@ from av.stream import AttachmentStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.writer import VideoWriter

@@ -10,7 +10,7 @@ import av
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.muxing import mark, marked
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames

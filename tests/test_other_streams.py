@@ -11,7 +11,7 @@ import pytest
 from av.stream import Disposition
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece

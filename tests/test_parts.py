@@ -22,7 +22,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.files import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.media import parts
-from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.parts import Finished, Work
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter

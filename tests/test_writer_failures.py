@@ -13,7 +13,7 @@ import pytest
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter, check_output_path

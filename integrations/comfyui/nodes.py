@@ -29,7 +29,7 @@ from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.media.codecs import default_suffix
+from latentsync_trt.media.encoder_choice import default_suffix
 from latentsync_trt.media.reader import probe
 from latentsync_trt.option_fields import choices_of
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES

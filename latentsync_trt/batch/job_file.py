@@ -190,7 +190,7 @@ def _task(
 
 
 def _default_output(video: str, options: SyncOptions, folder: str | None) -> str:
-    from latentsync_trt.media.codecs import default_suffix
+    from latentsync_trt.media.encoder_choice import default_suffix
 
     source = Path(remote_files.name_of(video) if is_url(video) else video)
     name = f"{source.stem}-synced{default_suffix(options)}"

@@ -20,8 +20,8 @@ from latentsync_trt.cli.show import notices_to, print_table, progress_bar
 from latentsync_trt.config import PRESETS, RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
 from latentsync_trt.measure.syncnet import open_syncnet
-from latentsync_trt.media.codecs import CONTAINERS
 from latentsync_trt.media.demo_clip import choose_clip
+from latentsync_trt.media.encoders import CONTAINERS
 from latentsync_trt.media.files import check_file
 from latentsync_trt.option_fields import QUALITY, command_line
 from latentsync_trt.paths import check_file_to_write, check_free, make_folder, path_exists

@@ -97,7 +97,7 @@ def sync(
         )
 
     with meanwhile(opened) as opening:
-        from latentsync_trt.media.codecs import default_suffix
+        from latentsync_trt.media.encoder_choice import default_suffix
         from latentsync_trt.sync.inputs import check_inputs
 
         what = "synced" if options.preview_s is None else "preview"

@@ -39,8 +39,8 @@ from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.decoding import is_tile
+from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_input, reading
 from latentsync_trt.media.parts import Finished, abandon, joined
 from latentsync_trt.media.playback import video_stream

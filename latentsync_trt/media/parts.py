@@ -26,7 +26,7 @@ from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
-from latentsync_trt.media.codecs import VideoEncoder, add_video
+from latentsync_trt.media.encoders import VideoEncoder, add_video
 from latentsync_trt.media.files import TimedPackets, open_input
 from latentsync_trt.option_fields import from_json
 from latentsync_trt.types import VideoInfo

@@ -16,7 +16,6 @@ from av import VideoFormat, VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import (
     BT709,
     RGB_IDENTITY,
@@ -30,6 +29,7 @@ from latentsync_trt.media.color import (
 )
 from latentsync_trt.media.conversion import COLOR_RANGES, convert_format, frame_from_planes
 from latentsync_trt.media.decoding import apply_filters
+from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480

@@ -25,8 +25,9 @@ from latentsync_trt.files import (
     temporary_folder,
     work_folder,
 )
-from latentsync_trt.media.codecs import VideoEncoder, choose_encoder
 from latentsync_trt.media.decoding import is_photo
+from latentsync_trt.media.encoder_choice import choose_encoder
+from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import codec_name, open_input, writing
 from latentsync_trt.media.muxing import Contents, assemble, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of

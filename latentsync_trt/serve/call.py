@@ -22,7 +22,7 @@ from latentsync_trt.errors import Busy, LatentSyncError
 from latentsync_trt.live.frame import FRAME_S, LiveFrame
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, SampleQueue, sound_frame
-from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.pictures import LazyRgb, PictureMaker
 from latentsync_trt.types import Float32Array, Frame
 

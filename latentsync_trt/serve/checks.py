@@ -179,7 +179,7 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     """The task of a form whose files are in `folder`; raises `InputError`, also as `MediaError` and
     `TooLarge`.
     """
-    from latentsync_trt.media.codecs import default_suffix
+    from latentsync_trt.media.encoder_choice import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
     if "video" not in form.files:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
-from latentsync_trt.media.codecs import VideoEncoder, check_encoder
+from latentsync_trt.media.encoder_choice import check_encoder
+from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.playback import HELD_S, video_stream
 from latentsync_trt.media.reader import probe
