@@ -27,7 +27,7 @@ from tests.dialogues import HELD_OUT, SIDE_PX, Cast, Written, compose
 def score(written: Written, tracks: Tracks) -> tuple[int, int, int]:
     """Frames with speech that are right, that are wrong, and all."""
     said = np.full(len(written.speaker), -2)
-    for one in tracks.speaks or ():
+    for one in tracks.turns or ():
         for span in (each for each in tracks.spans if each.person == one.person):
             for row in span.rows[(span.rows[:, 0] >= one.start_s) & (span.rows[:, 0] < one.end_s)]:
                 frame = min(round(row[0] * MODEL_FPS), len(said) - 1)

@@ -20,7 +20,7 @@ from latentsync_trt.face.align import (
     inverse,
     latent_mask,
     mouth_mask,
-    moved,
+    transformed,
 )
 from tests.pictures import applied
 
@@ -67,7 +67,9 @@ def test_track_matches_the_release(recorded, resolution):
     ):
         # the release rounds to whole pixels
         matrix, bias = align(np.rint(points), bias, resolution)
-        apart = moved(corners, inverse(matrix)) - moved(corners, inverse(wanted.astype(np.float64)))
+        apart = transformed(corners, inverse(matrix)) - transformed(
+            corners, inverse(wanted.astype(np.float64))
+        )
         worst_px = max(worst_px, np.linalg.norm(apart, axis=1).max())
     assert worst_px <= MATRIX_TOLERANCE_PX
 

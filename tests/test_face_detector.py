@@ -15,7 +15,7 @@ import skimage.data
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import SIDE_PX, Region, face_of, usable
+from latentsync_trt.face.geometry import MESH_SIDE_PX, Region, face_of, is_usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.types import Face, UInt8Array
@@ -93,7 +93,7 @@ def test_points_of_a_mirrored_picture_are_mirrored(
             other = Region(last - region.x_px, region.y_px, side_px, -region.angle)
             found = detector.mesh_in(portrait, region), detector.mesh_in(mirrored, other)
             here, there = (face_of(*each).points[:, 0] for each in found if each is not None)
-            offsets += ((here - (last - there[[1, 0, 2]])) / (2 * side_px / SIDE_PX)).tolist()
+            offsets += ((here - (last - there[[1, 0, 2]])) / (2 * side_px / MESH_SIDE_PX)).tolist()
     assert abs(np.mean(offsets)) < MIRRORED_PART_OF_PIXEL
 
 
@@ -161,7 +161,7 @@ def test_a_small_face_is_found(
     (found,) = detector.detect(frame)
     expected = (face.points + 0.5) * scale - 0.5 + (left, top)
     assert np.abs(found.points - expected).max() < 0.05 * height_px
-    assert usable(found)
+    assert is_usable(found)
 
 
 @pytest.mark.integration

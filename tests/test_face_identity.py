@@ -13,7 +13,7 @@ import pytest
 
 from latentsync_trt.face.choice import Chooser
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import area
+from latentsync_trt.face.geometry import box_area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.option_fields import FaceChoice, parse_face
 from latentsync_trt.sync.faces import FaceFinder
@@ -233,7 +233,7 @@ def test_a_larger_picture_of_a_face_is_not_taken(detector: MediaPipeDetector) ->
     seen = seen_in(detector, together([250.0] * count, [790.0] * count, people=(talking, poster)))
     (chosen,) = Chooser(FaceChoice("largest")).choose(seen[0], Fraction(0))
     assert chosen[0].person == at(seen[0], 250)
-    areas = {one.person: area(one.face) for one in seen[0].faces}
+    areas = {one.person: box_area(one.face) for one in seen[0].faces}
     assert areas[chosen[0].person] < max(areas.values())
 
 

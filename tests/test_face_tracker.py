@@ -12,7 +12,7 @@ import pytest
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.geometry import usable
+from latentsync_trt.face.geometry import is_usable
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
 from latentsync_trt.types import Face, Frame, Interval, UInt8Array
@@ -113,7 +113,7 @@ def test_a_face_partly_outside_is_tracked_until_it_leaves(detector: MediaPipeDet
     ],
 )
 def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: bool) -> None:
-    assert usable(face_at(0, width=width, height=height)) is fine
+    assert is_usable(face_at(0, width=width, height=height)) is fine
 
 
 WRONG: dict[str, object] = {

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, NoFaceError
-from latentsync_trt.face.active_speaker import Mouth, Speaks, Voice, mouth_of, speakers
+from latentsync_trt.face.active_speaker import Mouth, Turn, Voice, active_speakers, mouth_of
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks, read_tracks, save_tracks
 from latentsync_trt.sync.dubbed_turns import dubbed
@@ -122,7 +122,7 @@ def test_who_speaks(
     voice: Voice | None,
     expected: list[tuple[int | None, float, float]],
 ) -> None:
-    found = speakers(mouths, shots_s, voice)
+    found = active_speakers(mouths, shots_s, voice)
     assert [one.person for one in found] == [person for person, _, _ in expected], found
     for one, (_, start_s, end_s) in zip(found, expected, strict=True):
         assert abs(one.start_s - start_s) <= 0.16
@@ -145,7 +145,7 @@ def test_of_two_moving_mouths_the_one_that_opens_with_the_sound_speaks() -> None
     mouths = [moving(0, late), moving(1, opening)]
     for own, person in ((opening, 1), (late, 0)):
         voice = Voice([(0, 8)], 8 * own(times_s - 0.04) - 15)
-        assert [one.person for one in speakers(mouths, [0], voice)] == [person]
+        assert [one.person for one in active_speakers(mouths, [0], voice)] == [person]
 
 
 def test_a_mouth_keeps_its_values_where_the_head_moves(
@@ -188,7 +188,7 @@ def test_whose_the_speech_of_a_dub_is(
     nobody_s: list[tuple[float, float]],
 ) -> None:
     turns, nobody = dubbed(
-        [Speaks(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s
+        [Turn(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s
     )
     found = {
         person: [tuple(map(float, times)) for times in one.spans_s] for person, one in turns.items()
@@ -205,13 +205,12 @@ def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
         CLIP,
         (0.0,),
         (span(0, 0), span(3, 0)),
-        (Speaks(3, 0.0, 1.5), Speaks(None, 1.5, 2.0), Speaks(0, 2, 4)),
+        (Turn(3, 0.0, 1.5), Turn(None, 1.5, 2.0), Turn(0, 2, 4)),
     )
     path = save_tracks(tracks, tmp_path / "tracks.json")
-    assert read_tracks(path).speaks == tracks.speaks
+    assert read_tracks(path).turns == tracks.turns
     assert (
-        read_tracks(save_tracks(replace(tracks, speaks=None), tmp_path / "older.json")).speaks
-        is None
+        read_tracks(save_tracks(replace(tracks, turns=None), tmp_path / "older.json")).turns is None
     )
     saved = json.loads(path.read_text("utf-8"))
     assert saved["unseen_speaks"] == [[1.5, 2.0]]
@@ -252,8 +251,8 @@ def test_who_speaks_in_edited_tracks_is_painted(
 ) -> None:
     tracks, _ = analyze(pair, detector)
     left, right = from_left(tracks)
-    speaks = Speaks(right, 0.0, 0.6), Speaks(left, 0.6, 0.84), Speaks(None, 0.84, 0.92)
-    saved = save_tracks(replace(tracks, speaks=speaks), tmp_path / "tracks.json")
+    speaks = Turn(right, 0.0, 0.6), Turn(left, 0.6, 0.84), Turn(None, 0.84, 0.92)
+    saved = save_tracks(replace(tracks, turns=speaks), tmp_path / "tracks.json")
     options = replace(QUICK, faces=saved, length="audio", extend="pingpong")
     speech = write_sound(tmp_path / "speech.wav", 1.8)
     report = lip_sync.sync(pair, speech, tmp_path / "out.mkv", options)

@@ -89,7 +89,7 @@ class FaceBlender:
     ) -> InspectedFace:
         """What `blend` needs of the frame; more than half of the work."""
         matrix, source, result = scene_of(picture, face, painted)
-        around = align.moved_face(tracked, matrix)
+        around = align.transformed_face(tracked, matrix)
         to_frame = align.inverse(matrix)
         own = around.landmarks
         new = self._mesher.mesh(result, around)
@@ -103,7 +103,11 @@ class FaceBlender:
             else match_color(source, result, len(face.image), (own, new))
         )
         return InspectedFace(
-            to_frame, None if new is None else align.moved(new, to_frame), outlines, within, color
+            to_frame,
+            None if new is None else align.transformed(new, to_frame),
+            outlines,
+            within,
+            color,
         )
 
     def restart(self) -> None:
@@ -138,7 +142,7 @@ class FaceBlender:
         if self._whole or source is None:
             return ()
         return tuple(
-            align.moved(each, back)
+            align.transformed(each, back)
             for each in covering(source, source if painted is None else painted, _REACH_PX)
         )
 

@@ -34,7 +34,7 @@ _LEFT_EYE = [33, 133]
 _RIGHT_EYE = [263, 362]
 _FOREHEAD = [10, 151, 9]
 _BELOW = [6, 197, 33, 263]
-_POINTS = 468
+_FACEMESH_POINTS = 468
 MOUTH_VALUES = 4
 """Of FaceMesh, and of `mouth_of`."""
 
@@ -72,7 +72,7 @@ _TINY = 1e-24
 
 
 @dataclass(frozen=True, slots=True)
-class Speaks:
+class Turn:
     """A person, by number, speaks from `start_s` to `end_s` of the source; None = somebody who is
     not seen.
     """
@@ -108,7 +108,7 @@ def mouth_of(landmarks: Float32Array | None) -> tuple[float, ...]:
     Along the eyes and from the forehead down, in units of these, so that it hardly changes where a
     head turns or nods.
     """
-    if landmarks is None or len(landmarks) < _POINTS:
+    if landmarks is None or len(landmarks) < _FACEMESH_POINTS:
         return (np.nan,) * MOUTH_VALUES
     left, right, forehead, below = (
         landmarks[points].mean(axis=0, dtype=np.float64)
@@ -119,9 +119,9 @@ def mouth_of(landmarks: Float32Array | None) -> tuple[float, ...]:
     return *across[:2].tolist(), *down[2:].tolist()
 
 
-def speakers(
+def active_speakers(
     mouths: Sequence[Mouth], shots_s: Sequence[float], voice: Voice | None
-) -> tuple[Speaks, ...]:
+) -> tuple[Turn, ...]:
     """Who speaks when, by time; without a `voice`, the mouths alone decide. `shots_s`: when the
     shots begin.
     """
@@ -135,7 +135,7 @@ def speakers(
     return tuple(sorted(found, key=lambda one: one.start_s))
 
 
-def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> list[Speaks]:
+def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> list[Turn]:
     times_s = frames / MODEL_FPS
     people = [None, *sorted({mouth.person for mouth in mouths})]
     evidence = np.full((len(frames), len(people)), -_MOST_AGAINST)
@@ -158,7 +158,7 @@ def _in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> 
             spans = []
         for start, end in spans:
             start_s, end_s = (frames[[start, end - 1]] + (0, 1)) / MODEL_FPS
-            found.append(Speaks(person, float(start_s), float(end_s)))
+            found.append(Turn(person, float(start_s), float(end_s)))
     return found
 
 

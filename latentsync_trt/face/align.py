@@ -133,20 +133,20 @@ def steps(matrix: Float64Array) -> tuple[float, float]:
     return hypot(a, c), hypot(b, d)
 
 
-def moved(points: Float32Array, matrix: Float64Array) -> Float32Array:
+def transformed(points: Float32Array, matrix: Float64Array) -> Float32Array:
     """Points `(n, 2)` after the affine `matrix (2, 3)`."""
     single = matrix.astype(np.float32)
     return np.asarray(points @ single[:, :2].T + single[:, 2], np.float32)
 
 
-def moved_face(face: Face, matrix: Float64Array) -> Face:
+def transformed_face(face: Face, matrix: Float64Array) -> Face:
     """A face whose points are moved by the affine `matrix (2, 3)`; its box is around the moved
     corners.
     """
-    corners = moved(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
+    corners = transformed(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
     box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
-    landmarks = None if face.landmarks is None else moved(face.landmarks, matrix)
-    return Face(box, moved(face.points, matrix), face.score, landmarks)
+    landmarks = None if face.landmarks is None else transformed(face.landmarks, matrix)
+    return Face(box, transformed(face.points, matrix), face.score, landmarks)
 
 
 def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:

@@ -9,7 +9,7 @@ import numpy as np
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import align
-from latentsync_trt.face.geometry import area
+from latentsync_trt.face.geometry import box_area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.option_fields import FaceChoice
 from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
@@ -24,7 +24,7 @@ on, of which 9 of 10 are above 0.030.
 """
 
 
-def speakers_of(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
+def named_speakers(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
     """The speaker of each person that `choice` names by number; None if it names none."""
     if isinstance(choice, FaceChoice):
         if choice.kind == "index":
@@ -49,7 +49,7 @@ class Chooser:
     """
 
     def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:
-        self._speakers = speakers_of(choice)
+        self._speakers = named_speakers(choice)
         self._choice = choice if isinstance(choice, FaceChoice) else LARGEST
         self._chosen: list[int] = []
         self._last: TrackedDetection | None = None
@@ -101,10 +101,10 @@ class Chooser:
         if self._choice.kind == "largest" and any(one.motion > _MOVING for one in faces):
             # others are on posters and screens
             faces = [one for one in faces if one.motion > _STILL]
-        return max(faces, key=lambda one: area(one.face), default=None)
+        return max(faces, key=lambda one: box_area(one.face), default=None)
 
 
-class Runs:
+class RunAligner:
     """Numbers the unbroken runs of faces, and aligns each from its own start."""
 
     def __init__(self, resolution_px: int) -> None:
@@ -150,7 +150,7 @@ class MainFace:
         self._tracker = FaceTracker(detector)
         self._chooser = Chooser(LARGEST)
         self._frames = 0
-        self._runs = Runs(resolution_px)
+        self._runs = RunAligner(resolution_px)
 
     def update(self, frame: Picture) -> TrackedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""

@@ -11,7 +11,7 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Face, Float32Array, Float64Array, Picture
 
-SIDE_PX = 192
+MESH_SIDE_PX = 192
 """Side of FaceMesh's input."""
 POINTS = 468
 
@@ -93,10 +93,10 @@ class Region:
 
     def to_frame(self) -> Float64Array:
         """`(2, 3)`: network input pixels → frame pixels."""
-        scale = self.side_px / SIDE_PX
+        scale = self.side_px / MESH_SIDE_PX
         along = cos(self.angle) * scale
         across = sin(self.angle) * scale
-        middle = (SIDE_PX - 1) / 2
+        middle = (MESH_SIDE_PX - 1) / 2
         x = self.x_px - along * middle + across * middle
         y = self.y_px - across * middle - along * middle
         return np.array([[along, -across, x], [across, along, y]])
@@ -115,7 +115,7 @@ class Region:
         """
         # To the corners, and to the neighbors of bilinear samples.
         to_corner = self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle)))
-        reach = to_corner + 2 * max(self.side_px // SIDE_PX, 1) + 1
+        reach = to_corner + 2 * max(self.side_px // MESH_SIDE_PX, 1) + 1
         y, x = (
             (max(center - reach, 0), max(center + reach, 0)) for center in (self.y_px, self.x_px)
         )
@@ -125,13 +125,13 @@ class Region:
         """What is there as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside
         the frame.
         """
-        shrink = int(self.side_px // SIDE_PX)
+        shrink = int(self.side_px // MESH_SIDE_PX)
         (rows, columns) = self.place()
         part = frame[rows, columns]
         matrix = self.to_frame()
         matrix[:, 2] -= columns.start, rows.start
         if 0 in part.shape:
-            return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
+            return np.zeros((1, 3, MESH_SIDE_PX, MESH_SIDE_PX), np.float32)
         # bilinear warping would skip pixels: average them first
         if 2 <= shrink <= min(part.shape[:2]):
             size = (part.shape[1] // shrink, part.shape[0] // shrink)
@@ -141,9 +141,14 @@ class Region:
             matrix[:, :2] /= shrink
             matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        image = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
+        image = np.empty((MESH_SIDE_PX, MESH_SIDE_PX, 3), np.uint8)
         cv2.warpAffine(
-            part, matrix, (SIDE_PX, SIDE_PX), dst=image, flags=flags, borderMode=cv2.BORDER_CONSTANT
+            part,
+            matrix,
+            (MESH_SIDE_PX, MESH_SIDE_PX),
+            dst=image,
+            flags=flags,
+            borderMode=cv2.BORDER_CONSTANT,
         )
         return np.multiply(
             image.transpose(2, 0, 1)[None], np.float32(1 / 255), dtype=np.float32, order="C"
@@ -159,7 +164,7 @@ class Region:
         place = self.to_frame()
         x, y = place[:, 2] - place[:, :2] @ (0.5, 0.5)
         matrix = np.array(
-            [[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, self.side_px / SIDE_PX, 0]]
+            [[*place[0, :2], 0, x], [*place[1, :2], 0, y], [0, 0, self.side_px / MESH_SIDE_PX, 0]]
         )
         mesh = np.empty((POINTS, 1, 3), np.float32)
         return np.asarray(
@@ -177,11 +182,11 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
     return Face(box.astype(np.float32), points.astype(np.float32), 1 / (1 + exp(-logit)), planar)
 
 
-def area(face: Face) -> float:
+def box_area(face: Face) -> float:
     return float(np.prod(face.box[2:] - face.box[:2]))
 
 
-def usable(face: Face, *, turned: bool = False) -> bool:
+def is_usable(face: Face, *, turned: bool = False) -> bool:
     """Whether a face, in square pixels, is large, frontal and upright enough to be aligned;
     `turned`: or would be, but lies on its side or is upside down.
     """
@@ -213,7 +218,7 @@ def turn(points: Float32Array | Float64Array) -> Float64Array:
     )
 
 
-def checked(found: object, source: object) -> list[Face]:
+def checked_faces(found: object, source: object) -> list[Face]:
     """The faces that the detector `source` returned; raises `InputError` if they are not as
     `FaceDetector` says.
     """
@@ -240,7 +245,7 @@ def _is_well_formed(face: Face) -> bool:
     return bool((face.box[:2] <= face.box[2:]).all())
 
 
-def moved(last: Face, face: Face) -> float:
+def distance_moved(last: Face, face: Face) -> float:
     """How far the middle of a face has moved, in lengths of the longer side of its last box."""
     shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
     return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))

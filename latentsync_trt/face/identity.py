@@ -25,7 +25,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.face.geometry import REGION_SCALE, SIDE_PX, Region, overlap
+from latentsync_trt.face.geometry import MESH_SIDE_PX, REGION_SCALE, Region, overlap
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
 
 _LEAST_SHAPE_CHANGE = 0.04
@@ -69,7 +69,7 @@ SAME_PLACE_AND_PERSON = 0.43
 _SAME_PLACE_IOU = 0.3
 
 _GRID = 16
-_BLOCK_PX = SIDE_PX // _GRID
+_BLOCK_PX = MESH_SIDE_PX // _GRID
 _Y, _X = (np.mgrid[0:_GRID, 0:_GRID] - (_GRID - 1) / 2) / _GRID
 _HALF_WIDTH = 0.39
 _HALF_HEIGHT = 0.45
@@ -137,7 +137,7 @@ class View:
             for own, whole in zip(luma.shape[1::-1], self.picture.shape[1::-1], strict=False)
         )
         rows = zip(scales, Region.around(face).to_frame().tolist(), strict=True)
-        step = SIDE_PX / _SAMPLES
+        step = MESH_SIDE_PX / _SAMPLES
         matrix = np.array(
             [
                 [a * step * scale, b * step * scale, start * scale + (scale - 1) / 2]

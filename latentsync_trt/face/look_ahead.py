@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from latentsync_trt.face.geometry import between, overlap
-from latentsync_trt.face.tracker import HALF_S, FaceTracker, FrameFaces, TrackedDetection
+from latentsync_trt.face.tracker import LOST_TRACK_S, FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.types import Frame, Picture
 
 _COVERED_IOU = 0.1
@@ -72,7 +72,7 @@ class LookAhead:
                 self._follow_back(sighting, [held for held in gap if held.seen.shot == seen.shot])
             now.faces[sighting.track_id] = sighting
         self._held.append(now)
-        return self.finish(before_s=frame.time_s - HALF_S)
+        return self.finish(before_s=frame.time_s - LOST_TRACK_S)
 
     def finish(self, before_s: Fraction | None = None) -> list[tuple[Frame, FrameFaces]]:
         """All frames that still wait, or those before a time."""

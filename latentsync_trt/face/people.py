@@ -71,12 +71,12 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
         frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
         height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
         seen_s = sum(end - start for start, end in times_s)
-        speaks = tracks.times_of(number)
+        speaks = tracks.turns_of(number)
         found.append(PersonSummary(number, times_s, seen_s, height_px, frontal, speaks))
     return found
 
 
-class FoundPeople:
+class PeopleCollector:
     """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal
     one; needs 120 bytes for each face in each frame.
     """

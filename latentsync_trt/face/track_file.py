@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.active_speaker import Speaks
+from latentsync_trt.face.active_speaker import Turn
 from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
 from latentsync_trt.option_fields import from_json
@@ -86,15 +86,15 @@ class Tracks:
     clip: ClipMark
     shots_s: tuple[float, ...]
     spans: tuple[FaceSpan, ...]
-    speaks: tuple[Speaks, ...] | None = None
+    turns: tuple[Turn, ...] | None = None
 
     @property
     def people(self) -> tuple[int, ...]:
         return tuple(sorted({span.person for span in self.spans}))
 
-    def times_of(self, person: int | None) -> tuple[tuple[float, float], ...]:
+    def turns_of(self, person: int | None) -> tuple[tuple[float, float], ...]:
         """Start and end of each time at which a person speaks, None = somebody who is not seen."""
-        return tuple((one.start_s, one.end_s) for one in self.speaks or () if one.person == person)
+        return tuple((one.start_s, one.end_s) for one in self.turns or () if one.person == person)
 
     def at(self, source_s: Fraction) -> FrameFaces:
         """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the
@@ -151,15 +151,15 @@ def save_tracks(tracks: Tracks, path: Path) -> Path:
     written.
     """
     head = {"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": tracks.shots_s}
-    if tracks.speaks is not None:
-        head["unseen_speaks"] = tracks.times_of(None)
+    if tracks.turns is not None:
+        head["unseen_speaks"] = tracks.turns_of(None)
     people = []
     for person in tracks.people:
         spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
-        if tracks.speaks is None:
+        if tracks.turns is None:
             speaks = ""
         else:
-            speaks = f', "speaks": {json.dumps(tracks.times_of(person))}'
+            speaks = f', "speaks": {json.dumps(tracks.turns_of(person))}'
         people.append(f'{{"person": {person}{speaks}, "spans": [\n{spans}\n]}}')
     with whole_file(path, keep=True) as part:
         part.write_text(
@@ -223,7 +223,7 @@ def _spans(file: _File) -> tuple[FaceSpan, ...]:
     return tuple(found)
 
 
-def _speaks(file: _File) -> tuple[Speaks, ...] | None:
+def _speaks(file: _File) -> tuple[Turn, ...] | None:
     """Who speaks when, None if the file does not say it; raises `ValueError` that says where times
     are wrong.
     """
@@ -235,15 +235,13 @@ def _speaks(file: _File) -> tuple[Speaks, ...] | None:
     return tuple(sorted(speaks, key=lambda one: one.start_s))
 
 
-def _times(
-    person: int | None, times_s: list[tuple[float, float]] | None, where: str
-) -> list[Speaks]:
+def _times(person: int | None, times_s: list[tuple[float, float]] | None, where: str) -> list[Turn]:
     for number, (start_s, end_s) in enumerate(times_s or ()):
         if start_s >= end_s:
             raise ValueError(
                 f"{where}[{number}]: {start_s:g} to {end_s:g} s does not end after it starts"
             )
-    return [Speaks(person, *time_s) for time_s in times_s or ()]
+    return [Turn(person, *time_s) for time_s in times_s or ()]
 
 
 def _rows(span: _Span, where: str) -> Float64Array:

@@ -10,14 +10,14 @@ import numpy as np
 
 from latentsync_trt.face import identity
 from latentsync_trt.face.geometry import (
-    area,
     between,
-    checked,
-    moved,
+    box_area,
+    checked_faces,
+    distance_moved,
+    is_usable,
     overlap,
     roll_deg,
     turn,
-    usable,
 )
 from latentsync_trt.face.identity import Change, Person, Steady, View
 from latentsync_trt.types import (
@@ -39,7 +39,7 @@ _JUMP_IOU = 0.5
 """A face that overlaps its place in the frame before less moves fast."""
 _SAME_FACE_IOU = 0.4
 """Two tracks that overlap more show the same face."""
-HALF_S = Fraction(1, 2)
+LOST_TRACK_S = Fraction(1, 2)
 """So long a lost face can continue its track, and after so long others are searched."""
 _FARTHEST = 1.0
 """How far a face moves at most while it is lost, in its own size."""
@@ -157,7 +157,7 @@ class FaceTracker:
         self._next_number = 0
         self._shot = -1
         self._now_s = Fraction(0)
-        self._searched_s = self._searched_small_s = -HALF_S
+        self._searched_s = self._searched_small_s = -LOST_TRACK_S
         self._scene: Float32Array | None = None
         self._last_view: View | None = None
         self._past = identity.Past()
@@ -180,7 +180,7 @@ class FaceTracker:
         overview: Callable[[], UInt8Array] | None = None,
     ) -> FrameFaces:
         """Returns the faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels; raises as
-        `checked`.
+        `checked_faces`.
 
         Args:
             time_s: ascending. planes: of the same picture, perhaps with other pixels; its luma is
@@ -191,7 +191,9 @@ class FaceTracker:
         view = View(picture, planes, overview)
         self._now_s = time_s
         self._tracks = [
-            one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S
+            one
+            for one in self._tracks
+            if one.lost_s is None or self._now_s - one.lost_s <= LOST_TRACK_S
         ]
         live = [track for track in self._tracks if track.lost_s is None]
         places = [(track, track.face) for track in live]
@@ -204,7 +206,7 @@ class FaceTracker:
             kept = []
         if found is None:
             lost = not kept or changes or len(self._tracks) > len(kept)
-            due = lost or self._now_s - self._searched_s >= HALF_S
+            due = lost or self._now_s - self._searched_s >= LOST_TRACK_S
             if due:
                 found = self._usable(view, [track.face for track in kept], small=not kept)
             else:
@@ -235,7 +237,7 @@ class FaceTracker:
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """The usable face near the place of `expected` that continues `last`."""
         face = None if self._own is None else self._own.follow(picture, expected)
-        if face and usable(face) and overlap(last, [face]) >= _CONTINUES_IOU:
+        if face and is_usable(face) and overlap(last, [face]) >= _CONTINUES_IOU:
             return face
         return None
 
@@ -324,25 +326,29 @@ class FaceTracker:
         """
         self._searched_s = self._now_s
         if self._own is None:
-            faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
+            faces = checked_faces(self._detector.detect(np.asarray(view.picture)), self._detector)
         else:
-            is_recent = self._scene is not None and self._now_s - self._searched_small_s < HALF_S
+            is_recent = (
+                self._scene is not None and self._now_s - self._searched_small_s < LOST_TRACK_S
+            )
             small = (small or self._small) and not is_recent
             if small:
                 self._searched_small_s = self._now_s
             faces = self._own.search(view.picture, view.overview(), known, small=small)
-        fine = [face for face in faces if usable(face) and overlap(face, known) <= _SAME_FACE_IOU]
+        fine = [
+            face for face in faces if is_usable(face) and overlap(face, known) <= _SAME_FACE_IOU
+        ]
         if not fine and not known:
-            turned = [face for face in faces if usable(face, turned=True)]
+            turned = [face for face in faces if is_usable(face, turned=True)]
             if turned:
                 self._why_none = ON_ITS_SIDE
-                self._turned_deg = round(roll_deg(max(turned, key=area)) / 90) * 90 % 360
+                self._turned_deg = round(roll_deg(max(turned, key=box_area)) / 90) * 90 % 360
             elif faces:
                 self._why_none = "too small"
             else:
                 is_turned_away = any(turn(track.face.points) > _MOST_TURN for track in self._tracks)
                 self._why_none = "turned away" if is_turned_away else "no face"
-        return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
+        return sorted(fine, key=box_area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
     def _are_others(self, view: View, new: list[Face]) -> bool:
         """Whether none of the new faces, of which there is one, is that of a lost track."""
@@ -379,7 +385,7 @@ class FaceTracker:
             return None
 
         def looks_the_same(earlier: Face) -> bool:
-            is_near = moved(earlier, face) <= _FARTHEST
+            is_near = distance_moved(earlier, face) <= _FARTHEST
             return is_near and identity.are_alike(last.look(earlier), view.look(face))
 
         followed = self._own.follow(last.picture, face)
@@ -414,7 +420,7 @@ class FaceTracker:
         near = [
             track
             for track in self._tracks
-            if track not in kept and moved(track.face, face) <= _FARTHEST
+            if track not in kept and distance_moved(track.face, face) <= _FARTHEST
             if track.person.is_likely(face, look)
         ]
         return min(near, key=lambda track: track.person.distance(look), default=None)
@@ -430,7 +436,7 @@ class FaceTracker:
         if person is None:
             is_missing = self._in_shot - {track.person for track in kept}
             if is_missing and _is_behind(face, [track.face for track in kept]):
-                self._searched_s = self._now_s - HALF_S  # looks again in the next frame
+                self._searched_s = self._now_s - LOST_TRACK_S  # looks again in the next frame
                 return None
             person = self._somebody(face)
         track = _Track(self._next_id, person, face, beside)
@@ -468,7 +474,9 @@ class FaceTracker:
         )
         look = view.look(face) if is_whole else None
         lasts_s = track.steady.lasts_s(look, self._now_s)
-        is_certain = look is not None and lasts_s >= (HALF_S if track.is_decided else _DECIDED_S)
+        is_certain = look is not None and lasts_s >= (
+            LOST_TRACK_S if track.is_decided else _DECIDED_S
+        )
         if is_certain and not track.is_decided:
             self._decide(view, track)
         if is_certain or self._searched_s == self._now_s:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.active_speaker import Speaks
+from latentsync_trt.face.active_speaker import Turn
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
@@ -47,7 +47,7 @@ def who_speaks(run: RunContext) -> Inputs:
     at_s = float(recording.at_s)
     speech_s = [(at_s + start_s, at_s + end_s) for start_s, end_s in spans_s]
     turns, nobody_s = dubbed(
-        tracks.speaks or (), tracks.shots_s, speech_s, partial(_source_s, inputs)
+        tracks.turns or (), tracks.shots_s, speech_s, partial(_source_s, inputs)
     )
     if not turns:
         raise NoFaceError(
@@ -89,7 +89,7 @@ def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
 
 
 def dubbed(
-    speaks: Sequence[Speaks],
+    speaks: Sequence[Turn],
     shots_s: Sequence[float],
     speech_s: Sequence[tuple[float, float]],
     source_s: Callable[[Float64Array], Float64Array],
@@ -133,7 +133,7 @@ def dubbed(
 
 
 def _owners(
-    speaks: Sequence[Speaks],
+    speaks: Sequence[Turn],
     shots_s: Sequence[float],
     shown_s: Float64Array,
     shots: NDArray[np.int64],

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.face.align import composed, crop, inverse, moved_face, square, stretch
-from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
+from latentsync_trt.face.align import composed, crop, inverse, square, stretch, transformed_face
+from latentsync_trt.face.choice import LARGEST, Chooser, RunAligner, check_people, named_speakers
 from latentsync_trt.face.geometry import Region
 from latentsync_trt.face.look_ahead import LookAhead
-from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, FoundPeople
+from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, PeopleCollector
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, without_rgb
@@ -102,11 +102,11 @@ class FaceFinder:
         clock: StageClock | None = None,
     ) -> None:
         if isinstance(faces, Tracks):
-            check_people(speakers_of(choice) or (), faces.people, faces.clip.name)
+            check_people(named_speakers(choice) or (), faces.people, faces.clip.name)
         self._faces = faces
         self._wanted = wanted
         self._chooser = Chooser(choice)
-        self._runs = Runs(resolution_px)
+        self._runs = RunAligner(resolution_px)
         self._resolution_px = resolution_px
         self._clock = clock or StageClock()
         self._pixel_aspect = pixel_aspect
@@ -180,7 +180,7 @@ class FaceFinder:
             (run, matrix) = placed[one.track_id, jumps]
             if self._pixel_aspect != 1:
                 to_square = stretch(frame.picture, self._pixel_aspect)
-                face = moved_face(face, inverse(to_square))
+                face = transformed_face(face, inverse(to_square))
                 matrix = composed(to_square, matrix)
             targets.append(
                 Target(frame.index, frame.time_s, run, one.person, speaker, face, matrix)
@@ -236,7 +236,7 @@ def analyze(
         expected = round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
     frames = prefetch((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
-    people = FoundPeople()
+    people = PeopleCollector()
     stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:
         for frame, seen in seen_frames:

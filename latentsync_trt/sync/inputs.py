@@ -117,7 +117,7 @@ def _others(
         path = path_argument(options.faces, "--faces")
         tracks = read_tracks(path)
         tracks.check_clip(mark_of(video, info), path)
-        if options.face == "speaking" and tracks.speaks is None and len(tracks.people) > 1:
+        if options.face == "speaking" and tracks.turns is None and len(tracks.people) > 1:
             raise InputError(
                 f"--face speaking: {path} does not say who "
                 "speaks; write it anew with latentsync-trt faces"

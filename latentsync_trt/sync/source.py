@@ -9,8 +9,8 @@ from math import ceil
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.compositing.fading import FADE_HELD_S
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.choice import LARGEST, speakers_of
-from latentsync_trt.face.tracker import HALF_S, FaceTracker
+from latentsync_trt.face.choice import LARGEST, named_speakers
+from latentsync_trt.face.tracker import LOST_TRACK_S, FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.ending import notices_of_ending
@@ -62,7 +62,7 @@ def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) ->
     """
     window_frames = streams * run.bundle.manifest.frames
     left_frames = max_frames_in_memory(run.inputs.info) - ceil(
-        (FADE_HELD_S + HALF_S) * (frames_per_s or MODEL_FPS)
+        (FADE_HELD_S + LOST_TRACK_S) * (frames_per_s or MODEL_FPS)
     )
     least_frames = window_frames + _UNDER_WAY
     held_frames = max(least_frames, left_frames)
@@ -70,7 +70,7 @@ def clip_stages(run: RunContext, frames_per_s: Fraction | None, streams: int) ->
         held_frames,
         held_frames - window_frames,
         FADE_HELD_S,
-        HALF_S,
+        LOST_TRACK_S,
         on_disk=left_frames < least_frames,
     )
 
@@ -85,7 +85,7 @@ def aligned_frames(
     tracks = run.inputs.tracks
     choice = inputs.sound.face_choice(inputs.options.face)
     detector = inputs.helpers.detector or run.detector
-    if tracks is None and speakers_of(choice) is not None:
+    if tracks is None and named_speakers(choice) is not None:
         tracks, _ = analyze(inputs.video, detector, run.on_progress)
     finder = FaceFinder(
         tracks or FaceTracker(detector),

@@ -8,7 +8,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
-from latentsync_trt.face.active_speaker import Mouth, Voice, speakers
+from latentsync_trt.face.active_speaker import Mouth, Voice, active_speakers
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.measure.lips import Loudness
 from latentsync_trt.media.audio import read_audio_blocks
@@ -39,7 +39,7 @@ def detect_speakers(
         for span in tracks.spans
         if span.mouth is not None
     ]
-    return replace(tracks, speaks=speakers(mouths, tracks.shots_s, voice)), notice
+    return replace(tracks, turns=active_speakers(mouths, tracks.shots_s, voice)), notice
 
 
 def _voice_in(video: Path, ask: Callable[[], object]) -> Voice | None:
