@@ -22,10 +22,11 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from latentsync_trt.bundle.manifest import DEMO_NAME
-from latentsync_trt.cli.sync import look_at
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.measure.demo_pictures import write_demo_pictures
 from latentsync_trt.media.audio import audio_duration_s
-from latentsync_trt.media.demo_clip import SPEECH, camera_frames
+from latentsync_trt.media.demo_clip import SPEECH, SpokenClip, camera_frames
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 
@@ -91,7 +92,10 @@ class ComfyUI:
         """Video, again, frames, an interruption, other settings, freed memory, again."""
         self.wait(lambda: self.logged("To see the GUI"), "ComfyUI is ready")
         self.check("out.mp4", self.run("video, first", "video", seed=1))
-        print("lips:", look_at(self._out, self._clip, DEMO_NAME))
+        clip = SpokenClip(self._clip, SPEECH, self._clip.name)
+        resolution_px = read_manifest(demo_folder()).resolution_px
+        lips = write_demo_pictures(self._out / "out.mp4", clip, resolution_px)
+        print("lips:", lips)
         self.run("video, model kept", "video", seed=2)
         self.check("frames.mp4", self.run("frames", "frames", seed=1))
         self.interrupt()

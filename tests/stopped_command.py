@@ -57,6 +57,6 @@ def command(folder: Path, how: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["latentsync_trt.cli.checks"] = types.SimpleNamespace(doctor=command)  # type: ignore[assignment]
+    sys.modules["latentsync_trt.cli.doctor"] = types.SimpleNamespace(doctor=command)  # type: ignore[assignment]
     sys.argv[1:1] = ["doctor"]
     main()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, CHOICE_NAME, find_bundle
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
-from latentsync_trt.cli.model import note_on_default
+from latentsync_trt.cli.export import note_on_default
 from latentsync_trt.errors import BundleError
 from tests.bundles import make_bundle
 from tests.clips import write_clip

@@ -112,7 +112,9 @@ def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(
         )
         for name, levels in (("first.mkv", -40), ("second.mkv", -38))
     )
-    result = compare(a, b, "--clip", source, "--audio", speech, "--out", tmp_path / "videos.html")
+    result = compare(
+        a, b, "--video", source, "--audio", speech, "--output", tmp_path / "videos.html"
+    )
     assert result.exit_code == 0, result.output
     assert "A: first.mkv\nB: second.mkv\n" in result.stdout
     (mouth_db,) = re.findall(r"mouth +([\d.]+) dB", result.stdout)

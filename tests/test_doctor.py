@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from latentsync_trt.bench import rows
 from latentsync_trt.bundle import machine
 from latentsync_trt.cli import main
-from latentsync_trt.cli.checks import SECTIONS
+from latentsync_trt.cli.doctor import SECTIONS
 from latentsync_trt.runtime.providers import devices, table
 from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.devices import Gpu

@@ -16,7 +16,7 @@ import yaml
 aiortc = pytest.importorskip("aiortc", reason="needs the extra live")
 websockets = pytest.importorskip("websockets", reason="needs the extra live")
 
-from latentsync_trt.cli.serve import live  # noqa: E402
+from latentsync_trt.cli.live import live  # noqa: E402
 from latentsync_trt.errors import InferenceError  # noqa: E402
 from latentsync_trt.live.options import LiveOptions  # noqa: E402
 from latentsync_trt.live.session import LiveSession  # noqa: E402

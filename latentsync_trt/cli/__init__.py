@@ -18,7 +18,7 @@ import rich_click as click
 from click.exceptions import NoArgsIsHelpError
 
 from latentsync_trt import __version__, stopping
-from latentsync_trt.cli.options import add_config, add_help_all, current_name
+from latentsync_trt.cli.options import add_config, add_help_all
 from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
@@ -27,34 +27,34 @@ BEGAN_S = time.monotonic()
 # commands by heading of `--help`, as "module.function", each with the first line of its help text
 PANELS = {
     "Lip-sync": {
-        "sync.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
-        "model.setup": "Download the published weights, export them, "
+        "demo.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
+        "setup.setup": "Download the published weights, export them, "
         "build engines, test, and choose the result.",
         "sync.sync": "Lip-sync a video to a speech recording.",
         "serve.ui": "Lip-sync on a page in the browser: drop a video "
         "and speech, follow the job, compare, download.",
-        "serve.live": "A face that speaks while the speech is "
+        "live.live": "A face that speaks while the speech is "
         "still being made, on a page in the browser.",
         "batch.batch": "Lip-sync many clips; models are loaded once per GPU.",
         "serve.serve": "Lip-sync as an HTTP service: send video "
         "and speech, follow the job, fetch the result.",
-        "sync.faces": "Find and number all people of VIDEO: a contact "
+        "faces.faces": "Find and number all people of VIDEO: a contact "
         "sheet, and their tracks for `sync --faces`.",
-        "model.download": "Download the published weights of LatentSync "
+        "export.download": "Download the published weights of LatentSync "
         "1.6 or 1.5, with Whisper and the VAE.",
-        "model.export": "Export LatentSync's checkpoints to a "
+        "export.export": "Export LatentSync's checkpoints to a "
         "bundle that `sync` runs without PyTorch.",
     },
     "Speed and quality": {
         "engines.build": "Build a bundle's engines into the engine cache.",
-        "model.calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
+        "calibrate.calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
         "bench.bench": "Measure `sync` with a bundle, by provider and preset: time, memory, lips.",
-        "bench.compare": "Compare what two bundles make of a clip, or two finished videos of it.",
+        "compare.compare": "Compare what two bundles make of a clip, or two finished videos of it.",
     },
     "Checks and maintenance": {
-        "checks.doctor": "Say what works here and, for everything "
+        "doctor.doctor": "Say what works here and, for everything "
         "missing, the line that installs it.",
-        "checks.selftest": "Build, run and reopen a bundle's graphs on "
+        "selftest.selftest": "Build, run and reopen a bundle's graphs on "
         "a provider; compare results with the CPU's.",
         "engines.cache": "Show, check and clean up the engines that were built.",
     },
@@ -237,7 +237,6 @@ _PLAIN_HELP = {
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
-        "token_normalize_func": current_name,
         "rich_help_config": _PLAIN_HELP,
     },
 )

@@ -49,15 +49,6 @@ download. Of others, those that name what is written, as folders of jobs and of 
 code; and values with addresses.
 """
 
-_OLD_NAMES = {"clip": "video", "out": "output", "samples": "windows"}
-
-
-def current_name(name: str) -> str:
-    """The name of an option, without dashes; those of earlier versions are understood in its
-    place.
-    """
-    return _OLD_NAMES.get(name, name)
-
 
 class LocalPath(click.Path):
     """A path on this machine; URLs and empty names are refused before `pathlib` hides what was
@@ -256,7 +247,6 @@ def _defaults(
     found: dict[str, Any] = {}
     for given, value in table.items():
         name = field_name(given)
-        name = name if name in options else current_name(name)
         if given in below and isinstance(value, dict):
             found[given] = _defaults(below[given], value, f"{where} [{given}]", elsewhere)
         elif name not in options or isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`latentsync-trt serve`, `ui` and `live`: an HTTP service, and pages in the browser."""
+"""`latentsync-trt serve` and `ui`: an HTTP service, and a page in the browser."""
 
 import os
 import warnings
@@ -16,15 +16,16 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
-from latentsync_trt.live.options import LIVE, LiveOptions
 from latentsync_trt.paths import user_folder
-from latentsync_trt.serve.admission import Limits, LiveLimits
+from latentsync_trt.serve.admission import Limits
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
+
+
 _SHORTEST_KEY = 16
 
 
-def _address_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
+def address_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     add = partial(click.option, panel=panel, show_default=True)
     return flags.combined(
         add("--host", default="127.0.0.1", help="Address to listen at."),
@@ -41,7 +42,7 @@ def _address_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
 def _service_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
     """Options of `serve` and `ui`; `panel`: heading of the first ones."""
     return flags.combined(
-        _address_options(panel, port),
+        address_options(panel, port),
         flags.path_option(
             "--folder",
             folder=True,
@@ -92,7 +93,7 @@ def _start(
             f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})'
         ) from error
     own = is_loopback(host)
-    key = _api_key(host, no_key, loopback=own)
+    key = api_key(host, no_key, loopback=own)
     if name == "serve":
         server.log_to_stderr()
     limits = flags.build(Limits, fields)
@@ -113,68 +114,15 @@ def _start(
             app = nullcontext(create_app(service, key, own_hosts=own))
             ready = "/docs: listening"
         with app as running:
-            say(f"{_url_of(host, listener)}{ready}; jobs are kept in {place}")
+            say(f"{page_address(host, listener)}{ready}; jobs are kept in {place}")
             server.run(running, listener, service.check)
 
 
-@click.command("live")
-@flags.path_option(
-    "--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute."
-)
-@_address_options(LIVE, 8001)
-@click.option(
-    "--stun",
-    metavar="URL",
-    panel=LIVE,
-    help="STUN server, as stun:host:3478.  [default: none is asked]",
-)
-@flags.options_from(LiveOptions, leave_out=("sound_rate_hz",))
-@flags.options_from(LiveLimits)
-@flags.bundle_option
-@flags.provider_option
-@flags.options_from(RuntimeOptions)
-def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any) -> None:
-    """Speech comes by microphone or WebSocket; pictures and sound go by WebRTC. Clients send a key,
-    as for `serve`.
-    """
-    try:
-        from latentsync_trt.serve import server
-        from latentsync_trt.serve.app import is_loopback
-        from latentsync_trt.serve.live import LiveService, live_app
-    except ImportError as error:
-        raise MissingDependency(
-            f'live: needs its extra; pip install "latentsync-trt[live]" ({error})'
-        ) from error
-    from latentsync_trt.sync.api import LipSync
-
-    own = is_loopback(host)
-    key = _api_key(host, no_key, loopback=own)
-    options = flags.build(LiveOptions, fields)
-    runtime = flags.build(RuntimeOptions, fields)
-    say("opening the networks, then measuring for a few seconds how fast they paint")
-    with (
-        interruption("stopped"),
-        server.listen(host, port) as listener,
-        LipSync.from_bundle(
-            fields["bundle"], fields["provider"], runtime, on_notice=say
-        ) as lip_sync,
-    ):
-        # Opened once before the first viewer: the clip is read, the networks are open, and a window
-        # is measured.
-        with closing(lip_sync.stream(fields["video"], options)) as first:
-            loop = first.loop
-        service = LiveService(
-            lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun
-        )
-        say(f"{_url_of(host, listener)}: ready")
-        server.run(live_app(service, key, own_hosts=own), listener)
-
-
-def _url_of(host: str, listener: socket) -> str:
+def page_address(host: str, listener: socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
-def _api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
+def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could
     come in without.
     """

@@ -36,7 +36,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
 
 
 def run(bundle: Path, clip: Clip | None, out: Path, *more: str) -> Result:
-    words = ["calibrate", "--bundle", str(bundle), "--provider", "cpu", "--out", str(out), *more]
+    words = ["calibrate", "--bundle", str(bundle), "--provider", "cpu", "--output", str(out), *more]
     if clip is not None:
         words += ["--video", str(clip.video), "--audio", str(clip.audio)]
         words += ["--steps", str(STEPS), "--windows", str(SAMPLES)]
@@ -90,7 +90,7 @@ def test_few_windows_give_warnings(guided_bundle: Path, tmp_path: Path) -> None:
         str(clips),
         "--steps",
         "1",
-        "--samples",
+        "--windows",
         "3",
     )
     assert result.exit_code == 0

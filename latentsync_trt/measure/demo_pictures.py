@@ -1,0 +1,66 @@
+"""The two pictures that `demo` draws of its result: faces side by side, and the lips over time."""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+
+from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.measure.clips import (
+    choose_moments,
+    face_views,
+    masked,
+    measure_clip,
+    square_rgb,
+)
+from latentsync_trt.measure.lips import measured
+from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
+from latentsync_trt.media.demo_clip import SpokenClip
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import delays_of, read_frames
+from latentsync_trt.types import ProgressCallback, UInt8Array
+
+SIDE_BY_SIDE = "side_by_side.png"
+"""Name of the picture with source, masked face and result at six moments."""
+SYNC_PLOT = "sync.png"
+"""Name of the picture with speech and mouth over time."""
+
+
+def write_demo_pictures(
+    result: Path, clip: SpokenClip, resolution_px: int, on_progress: ProgressCallback | None = None
+) -> str:
+    """Measures the `result` of `clip` and draws both pictures beside it; returns how lips follow.
+
+    Args:
+        resolution_px: of the faces that the networks painted.
+    """
+    delays = delays_of(clip.video, clip.audio)
+    curves = measure_clip(result, clip.audio, delay_s=delays.sound_s, on_progress=on_progress)
+    lips = measured(curves).with_figures
+    figure = sync_figure({"measured in the result": curves}, f"Lips: {lips}")
+    write_png(result.with_name(SYNC_PLOT), figure)
+    playback = Playback(
+        Fraction(MODEL_FPS),
+        Fraction(len(curves), MODEL_FPS),
+        SyncOptions().extend,
+        delays.picture_s,
+    )
+    moments = choose_moments(curves)
+    frames = [
+        _frames_at(moments, clip.video, playback),
+        _frames_at(moments, result, Playback(Fraction(MODEL_FPS))),
+    ]
+    columns = {}
+    for index, faces in zip(sorted(moments), face_views(frames, SHOWN_PX), strict=False):
+        if faces is not None:
+            source, painted = faces
+            columns[moments[index]] = (source, masked(source, resolution_px), painted)
+    grid = face_grid(("source", "masked", "result"), columns)
+    write_png(result.with_name(SIDE_BY_SIDE), grid)
+    return lips
+
+
+def _frames_at(moments: Mapping[int, str], video: Path, playback: Playback) -> Iterator[UInt8Array]:
+    """The frames that are shown alone: following the face through all of them takes a second."""
+    for index, frame in enumerate(square_rgb(video, read_frames(video, playback))):
+        if index in moments:
+            yield frame
