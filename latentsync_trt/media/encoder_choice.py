@@ -12,7 +12,7 @@ from av.codec import find_best_pix_fmt_of_list
 
 from latentsync_trt.config import Codec, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import BT709, BT2020_NCL, HDR_TRANSFERS, RGB_IDENTITY, UNSPECIFIED
+from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
 from latentsync_trt.media.encoders import (
     CHROMA_PLACES,
     CONTAINERS,
@@ -28,6 +28,7 @@ from latentsync_trt.media.encoders import (
     chroma_sampling,
     problem_of,
 )
+from latentsync_trt.media.hdr import HDR_TRANSFERS
 from latentsync_trt.types import ColorTags, HdrMetadata, VideoInfo
 
 _X264_PICTURES = 40

@@ -22,14 +22,14 @@ from latentsync_trt.media.color import (
     apply_patch,
     codes_to_rgb,
     coding_of,
-    hdr_curve,
-    hdr_levels,
+    hdr_values,
     interleaved_codes,
     planes_from_rgb,
 )
 from latentsync_trt.media.conversion import COLOR_RANGES, convert_format, frame_from_planes
 from latentsync_trt.media.decoding import apply_filters
 from latentsync_trt.media.encoders import VideoEncoder
+from latentsync_trt.media.hdr import hdr_curve
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
 _SMALL_PX = 480
@@ -98,7 +98,7 @@ class LazyRgb:
         x = left * TILE_PX
         whole = interleaved_codes(self._planes, slice(y, y + height), slice(x, x + width))
         if self._hdr is not None:
-            tiles[:] = self._hdr.sdr[hdr_levels(whole, self._coding)]
+            tiles[:] = self._hdr.sdr[hdr_values(whole, self._coding)]
         elif self._planes.bits == 8:
             cv2.transform(whole, codes_to_rgb(self._coding, _WHITE), dst=tiles)
         else:
