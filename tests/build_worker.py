@@ -5,13 +5,11 @@ Files beside the cache decide: with `HANG`, a build never ends; with `WAIT`, it 
 """
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from latentsync_trt.child import Emit
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.runtime.engines import session_factory
 from tests.cache_worker import until
 from tests.compiling import CopyBuilder, compiling_provider
@@ -35,9 +33,9 @@ def build(self: CopyBuilder, graph: str, folder: Path) -> None:
     usual_build(self, graph, folder)
 
 
-def work(orders: Iterator[Any], emit: Emit) -> None:
+def work(order: session_factory.BuildOrder, on_progress: OnProgress) -> None:
     """In the place of `session_factory.build`."""
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
         patch.setattr(CopyBuilder, "build", build)
-        usual_work(orders, emit)
+        usual_work(order, on_progress)

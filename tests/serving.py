@@ -13,7 +13,8 @@ import psutil
 import uvicorn
 from starlette.applications import Starlette
 
-from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost
+from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost
+from latentsync_trt.child_main import CallCanceled
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.app import create_app
 from latentsync_trt.serve.checks import Pool
@@ -59,7 +60,7 @@ class PretendedWorker:
                 if self._closed:
                     raise WorkerLost("closed")
                 if canceled.is_set() and not self.deaf:
-                    raise Canceled("canceled")
+                    raise CallCanceled("canceled")
         if self.run_error is not None:
             raise self.run_error
         Path(task.output).write_bytes(RESULT)

@@ -13,23 +13,23 @@ import ctypes
 import sys
 import time
 import types
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
 from latentsync_trt.__main__ import main
-from latentsync_trt.child import Child, Emit
+from latentsync_trt.child import ENDING_S, ChildProcess
+from latentsync_trt.child_main import OnProgress, Order, Progressed
 from latentsync_trt.files import temporary_folder
 
 FOREVER_S = 600
 
 
-def work(orders: Iterator[Any], emit: Emit) -> None:
+def work(folder: Path, on_progress: OnProgress) -> None:
     """In the child: waits."""
-    with temporary_folder(next(orders)):
-        emit(ready=True)
+    with temporary_folder(folder):
+        on_progress("ready")
         time.sleep(FOREVER_S)
 
 
@@ -40,11 +40,15 @@ def command(folder: Path, how: str) -> None:
     """Waits."""
     from tests import stopped_command  # the module that the child imports
 
-    with temporary_folder(folder) as temporary, Child(stopped_command.work) as child:
+    process = ChildProcess(stopped_command.work)
+    with temporary_folder(folder) as temporary, ExitStack() as ending:
+        ending.callback(process.end, ENDING_S)
         (temporary / "graphs").mkdir()
         (temporary / "graphs" / "half.onnx").write_bytes(bytes(1000))
-        child.send(folder)
-        next(child.events())
+        process.send(Order(0, folder))
+        events = process.events()
+        while not isinstance(next(events), Progressed):
+            pass
         try:
             click.echo("ready")
             time.sleep(FOREVER_S)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.tasks import (
-    Canceled,
     CanceledEvent,
     Event,
     Failed,
@@ -25,6 +24,7 @@ from latentsync_trt.batch.tasks import (
     WorkerLost,
     WorkerState,
 )
+from latentsync_trt.child_main import CallCanceled
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.types import Progress
 from tests.serving import until
@@ -78,7 +78,7 @@ def until_stopped(
     worker: Fake, task: Task, _: Callable[[Progress], None], canceled: threading.Event
 ) -> None:
     until(lambda: canceled.is_set() or worker.closing.is_set())
-    raise Canceled(task.id)
+    raise CallCanceled(task.id)
 
 
 def task(number: int) -> Task:

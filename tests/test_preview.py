@@ -41,7 +41,7 @@ def test_a_worker_shows_frames_while_it_works(tmp_path: Path) -> None:
             SyncOptions(steps=1),
             str(path),
         )
-        worker.run(task, look, threading.Event())
+        worker.run(task, look)
     assert shown == [False, *11 * [True]]
     jpeg = cv2.cvtColor(cv2.imread(str(preview)), cv2.COLOR_BGR2RGB)
     frames = (

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.remote_files import shown
 from latentsync_trt.batch.tasks import (
-    Canceled,
     CanceledEvent,
     Event,
     Failed,
@@ -23,6 +22,7 @@ from latentsync_trt.batch.tasks import (
     WorkerLost,
     WorkerState,
 )
+from latentsync_trt.child_main import CallCanceled
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 
@@ -210,7 +210,7 @@ class Dispatcher:
                 self._emit(WorkerState(slot, "lost", str(error)))
                 self._run_again(job, slot, error)
             return False
-        except Canceled:
+        except CallCanceled:
             if self._stops():
                 return True
             event = CanceledEvent(task.id)

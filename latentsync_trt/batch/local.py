@@ -1,56 +1,46 @@
-"""A worker of this machine: a child process, which may crash or be killed and be started again.
+"""A worker of this machine: a child process, which may crash or be killed and be started again."""
 
-Orders are ("", settings) at first, then (id, task) and (id, None), which cancels that task. Events
-have the `key` of the order that they answer: `progress`, a notice while it opens, and at last
-`error`, None if it succeeded, with the `result`; after `WorkerLost` it takes no more. One of no
-order shows that it lives, once a second while it works.
-"""
-
-import signal
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from math import inf
-from queue import SimpleQueue
+from collections.abc import Callable
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.child import Child, Emit, Event, end_process, give_memory_back
+from latentsync_trt.child import Child, ChildLost, ChildProcess, MemoryExceeded
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
 from latentsync_trt.types import Progress
 
-# The child removes unfinished files meanwhile: at once, unless the machine is overloaded.
-_PATIENCE_S = 10.0
-_ALIVE_S = 1.0
+HUNG_S = 300.0
+"""A worker that sends nothing for so long while it works is ended, and its tasks run again."""
+CANCEL_S = 30.0
+"""So is one that does not obey a cancel within this time."""
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """An order that is carried out, and the events that answer it."""
+class WorkerOrders:
+    """Carries out a worker's orders, in its process: `WorkerSettings` at first, which open it, then
+    tasks.
+    """
 
-    canceled: threading.Event
-    events: SimpleQueue[Event] = field(default_factory=SimpleQueue)
-    canceled_s: float = inf
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def __call__(self, order: WorkerSettings | Task, on_progress: OnProgress) -> Any:
+        """Returns the provider on which the worker opened its bundle, or the report of a task."""
+        if isinstance(order, WorkerSettings):
+            from latentsync_trt.sync.threads import tune_process
+
+            tune_process()
+            self._workers = [Worker(order, on_progress)]
+            return self._workers[0].provider
+        return self._workers[0].run(order, on_progress)
 
 
 class WorkerHandle:
     """The driver's side of a worker; any thread may call it. The child ends with this process,
     however that ends.
-
-    `at_once`: how many tasks it takes at a time. `provider`: on which it opened its bundle; empty
-    before. `hangs`: whether it works and has sent nothing for a tenth of `hung_s`, after which it
-    is ended, and its tasks run again. It is ended, too, where it does not obey a cancel within
-    `cancel_s`.
     """
-
-    hung_s = 300.0
-    cancel_s = 30.0
 
     def __init__(
         self,
@@ -59,29 +49,24 @@ class WorkerHandle:
         on_notice: Callable[[str], None] = lambda _: None,
         *,
         at_once: int = 1,
-        new_child: Callable[[], Any] | None = None,
+        new_child: Callable[[], Child] | None = None,
     ) -> None:
-        """`on_notice`: called within `start` with what takes long there. `new_child`: makes what
-        acts as a `Child`.
+        """
+        Args:
+            on_notice: called within `start` with what takes long there.
+            at_once: how many tasks the worker takes at a time.
+            new_child: starts what carries out `WorkerOrders`.
         """
         self.name = name
         self.at_once = at_once
         self.provider = ""
+        """On which it opened its bundle; empty before."""
         self._settings = settings
         self._on_notice = on_notice
-        if settings.threads is None:
-            environment = {}
-        else:
-            environment = {"OMP_NUM_THREADS": str(settings.threads)}
-        self._new_child = new_child or partial(Child, work, environment)
+        self._new_child = new_child or self._local_child
         self._starting = threading.Lock()
-        self._lock = threading.Lock()
-        self._child: Any = None
-        self._reader: threading.Thread | None = None
-        self._calls: dict[str, _Call] = {}
-        self.hangs = self._works = self._closed = False
-        self._heard_s = 0.0
-        self._problem: LatentSyncError | None = None  # why the child ends, where that is known
+        self._child: Child | None = None
+        self._closed = threading.Event()
 
     @property
     def pid(self) -> int | None:
@@ -89,190 +74,74 @@ class WorkerHandle:
             return None
         return self._child.pid
 
+    @property
+    def hangs(self) -> bool:
+        """Whether it works and has sent nothing for a tenth of the time after which it is ended."""
+        return self._child is not None and self._child.is_silent
+
     def start(self) -> None:
         """Returns when the bundle is open; raises `WorkerLost`, or `LatentSyncError` if the
         settings cannot work.
         """
-        with self._starting:
-            if self._works:
-                return
-            if self._reader is not None:
-                self._reader.join()
-            with self._lock:
-                if self._closed or exit_code():
-                    raise WorkerLost(f"{self.name}: is closed")
-                self._child = self._new_child()
-                self._problem = None
-                self._works = True
-                self._reader = threading.Thread(
-                    target=self._read, name=f"events of {self.name}", daemon=True
-                )
-                self._reader.start()
-            self.provider = self._ask("", self._settings, self._on_notice, threading.Event())
+        self._open_child()
 
     def run(
         self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event
     ) -> dict[str, Any]:
-        """As `Worker.run`; raises also what `on_progress` does."""
-        self.start()
-        return dict(self._ask(task.id, task, on_progress, canceled))
+        """Syncs a clip, as `Worker.run`; raises also what `on_progress` does."""
+        child = self._open_child()
+        limits = {"is_canceled": canceled.is_set, "most_bytes": self._settings.most_bytes}
+        try:
+            return dict(self._call(child, task, on_progress, **limits))
+        except MemoryExceeded as error:
+            text = f"{error}, the most for a worker here"
+            if error.calls > 1:
+                self.at_once = 1
+                again = f"{self.name}: {text}; its clips run again, one at a time"
+                raise WorkerLost(again) from error
+            cure = "give one with smaller pictures, or fewer --workers"
+            raise TaskError(f"the clip {text}; {cure}") from error
 
     def close(self) -> None:
         """Ends the worker, also within a task, which then raises; may be called again."""
-        with self._lock:
-            self._closed = True
-            self._problem = WorkerLost("was closed")
+        self._closed.set()
         if self._child is not None:
-            self._child.end(_PATIENCE_S)
-
-    def _ask(
-        self, key: str, order: Any, on_progress: Callable[[Any], None], canceled: threading.Event
-    ) -> Any:
-        call = _Call(canceled)
-        with self._lock:
-            if not self._works:
-                raise WorkerLost(f"{self.name}: {self._problem}")
-            if not self._calls:
-                self._heard_s = time.monotonic()
-            self._calls[key] = call
-        self._child.send((key, order))
-        try:
-            while "progress" in (event := call.events.get()):
-                on_progress(event["progress"])
-        except BaseException:
-            canceled.set()
-            while "progress" in call.events.get():
-                pass  # until the child has stopped
-            raise
-        error = event["error"]
-        if error is not None:
-            raise (
-                WorkerLost(f"{self.name}: {error}", crash=error.crash)
-                if isinstance(error, WorkerLost)
-                else error
-            )
-        return event["result"]
-
-    def _read(self) -> None:
-        """In a thread: takes events, until the child ends or is lost."""
-        for event in self._child.events(self._watch):
-            key = event["key"]
-            error = event.get("error")
-            lost = isinstance(error, WorkerLost) or (error is not None and not key)
-            with self._lock:
-                self._heard_s = time.monotonic()
-                if "progress" in event:
-                    call = self._calls.get(key)
-                else:
-                    call = self._calls.pop(key, None)
-                if lost:
-                    self._works = False
-                    self._problem = self._problem or error
-            if call is not None:
-                call.events.put(event)
-            if lost:
-                break
-        # elsewhere, if only the connection was lost, it still locks its outputs
-        ended = self._child.end(_PATIENCE_S)
-        with self._lock:
-            self._works = self.hangs = False
-            calls = [*self._calls.values()]
-            self._calls = {}
-            if self._problem is None:
-                line = ended.last_error_line or "no message"
-                self._problem = WorkerLost(
-                    f"its process ended with {ended}: {line}", crash=ended.crash
-                )
-        for call in calls:
-            call.events.put({"error": self._problem})
-
-    def _watch(self) -> None:
-        """Passes cancels on; ends a child that hangs, or that takes too much memory."""
-        now_s = time.monotonic()
-        bytes_ = self._child.memory_bytes
-        most = self._settings.most_bytes
-        problem: LatentSyncError | None = None
-        with self._lock:
-            calls = dict(self._calls)
-            silent_s = now_s - self._heard_s if calls else 0.0
-            self.hangs = silent_s > self.hung_s / 10
-            if silent_s > self.hung_s:
-                problem = WorkerLost(f"did not answer for {self.hung_s:g} s, and was ended")
-            elif any(now_s - call.canceled_s > self.cancel_s for call in calls.values()):
-                problem = WorkerLost(
-                    f"did not obey a cancel within {self.cancel_s:g} s, and was ended"
-                )
-            elif calls and "" not in calls and bytes_ > most:
-                text = f"needs more than {most / 1e9:.2g} GB of memory, the most for a worker here"
-                problem = TaskError(
-                    f"the clip {text}; give one with smaller pictures, or fewer --workers"
-                )
-                if len(calls) > 1:
-                    self.at_once = 1
-                    problem = WorkerLost(f"{text}; its clips run again, one at a time")
-            if problem is not None:
-                self._works = False
-                self._problem = problem
-        if problem is not None:
             self._child.end()
-        for key, call in calls.items():
-            if call.canceled.is_set() and call.canceled_s == inf:
-                call.canceled_s = now_s
-                self._child.send((key, None))
 
-
-def work(orders: Iterator[Any], emit: Emit) -> None:
-    """In the child: takes orders in the main thread, which so handles signals at once."""
-    from latentsync_trt.sync.threads import tune_process
-
-    tune_process()
-    # Ctrl-C reaches this process, too, but its parent decides; other signals end it without its
-    # files.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
-        with suppress(AttributeError):
-            signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
-    carry_out(orders, emit)
-
-
-def carry_out(orders: Iterator[Any], emit: Emit) -> None:
-    """Carries out each order in a thread of its own."""
-    workers = list[Worker]()
-    canceled = dict[str, threading.Event]()
-
-    def answer(key: str, order: WorkerSettings | Task) -> None:
-        error: LatentSyncError | None = None
-        result: Any = None
-        try:
+    def _open_child(self) -> Child:
+        """Returns the child, which has the bundle open; starts it unless it runs."""
+        with self._starting:
+            child = self._child
+            if child is not None:
+                if not child.is_lost:
+                    return child
+                child.end()  # returns when it has freed its memory
+            if self._closed.is_set() or exit_code():
+                raise WorkerLost(f"{self.name}: is closed")
+            self._child = child = self._new_child()
+            if self._closed.is_set():  # meanwhile
+                child.end()
             try:
-                if isinstance(order, WorkerSettings):
-                    workers.append(Worker(order, lambda text: emit(key=key, progress=text)))
-                    result = workers[0].provider
-                else:
-                    result = workers[0].run(
-                        order, lambda at: emit(key=key, progress=at), canceled[key]
-                    )
-            except LatentSyncError as failure:
-                error = failure
-            give_memory_back()
-            del canceled[key]
-            emit(key=key, error=error, result=result)
-        except BaseException:  # noqa: BLE001 -- the parent would wait forever
-            traceback.print_exc()
-            end_process(1)
+                self.provider = self._call(child, self._settings, self._on_notice)
+            except LatentSyncError as error:
+                child.end(error)
+                raise
+            return child
 
-    def show_life() -> None:
-        while True:
-            if canceled:
-                emit(key=None)
-            time.sleep(_ALIVE_S)
+    def _local_child(self) -> Child:
+        environment = {}
+        if self._settings.threads is not None:
+            environment = {"OMP_NUM_THREADS": str(self._settings.threads)}
+        return Child(ChildProcess(WorkerOrders(), environment), HUNG_S, CANCEL_S)
 
-    threading.Thread(target=show_life, name="alive", daemon=True).start()
-    for key, order in orders:
-        if order is not None:
-            canceled[key] = threading.Event()
-            threading.Thread(
-                target=answer, args=(key, order), name=f"order {key}", daemon=True
-            ).start()
-        elif key in canceled:  # else it has just ended
-            canceled[key].set()
+    def _call(self, child: Child, order: Any, on_progress: OnProgress, **limits: Any) -> Any:
+        """Calls the child; after `WorkerLost` it takes no more orders, and its other tasks end."""
+        try:
+            return child.call(order, on_progress, **limits)
+        except MemoryExceeded:
+            raise
+        except ChildLost as error:
+            raise WorkerLost(f"{self.name}: {error}", crash=error.ended.crash) from error
+        except WorkerLost as error:
+            child.end(ChildLost(*error.args))
+            raise WorkerLost(f"{self.name}: {error}") from error

@@ -11,24 +11,31 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.local import carry_out
-from latentsync_trt.batch.tasks import WorkerLost
-from latentsync_trt.child import Event, end_process
+from latentsync_trt.batch.local import WorkerOrders
+from latentsync_trt.child import ChildLost
+from latentsync_trt.child_main import (
+    LIFE_S,
+    Answer,
+    Cancel,
+    ChildEvent,
+    Order,
+    end_process,
+    serve_orders,
+)
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
-from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.version import __version__
 
-_POLL_S = 0.5
 _CONNECT_S = 30.0
 _REACH_S = 5.0
 
 
-class RemoteChild:
-    """Acts as `Child`, with an actor."""
+class RemoteProcess:
+    """An actor that carries out the orders of a worker, for a `Child`."""
 
     memory_bytes = 0  # Ray has limits of its own
 
@@ -43,39 +50,31 @@ class RemoteChild:
         with _translated("cluster"):
             self._actor = ray.remote(max_concurrency=4, **options)(Actor).remote()
 
-    def send(self, order: Any) -> None:
+    def send(self, message: Order | Cancel) -> None:
         with suppress(LatentSyncError), _translated("send"):
-            self._actor.send.remote(order)
+            self._actor.send.remote(message)
 
-    def events(self, watch: Callable[[], None]) -> Iterator[Event]:
-        """As of `Child`; the last one is an error. Waits without limit for a node that has what the
-        worker needs.
+    def events(self) -> Iterator[ChildEvent]:
+        """Yields what the actor sends; raises `LatentSyncError` when it has ended. Waits without
+        limit for a node that has what the worker needs.
         """
         import ray
 
-        node = "no node"
-        try:
-            with _translated(node):
-                place = self._actor.place.remote()
-                while not ray.wait([place], timeout=_POLL_S)[0]:
-                    cure = "if no node gets them, stop and give less with --workers"
-                    self._on_notice(
-                        f"workers wait for {self._needs} each on the Ray cluster; {cure}"
-                    )
-                    yield {"key": None}
-                node, self.pid, version = ray.get(place)
-            if version != __version__:
-                versions = f"has latentsync-trt {version}, and this machine {__version__}"
-                raise InputError(f"node {node}: {versions}; install the same version on both")
-            with _translated(f"node {node}"):
-                while True:
-                    news = self._actor.news.remote()
-                    while not ray.wait([news], timeout=_POLL_S)[0]:
-                        watch()
-                    yield from ray.get(news)
-                    watch()
-        except LatentSyncError as error:
-            yield {"key": "", "error": error}
+        with _translated("no node"):
+            place = self._actor.place.remote()
+            while not ray.wait([place], timeout=LIFE_S)[0]:
+                cure = "if no node gets them, stop and give less with --workers"
+                self._on_notice(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+                yield None
+            node = ray.get(place)
+        self.pid = node.pid
+        if node.version != __version__:
+            versions = f"has latentsync-trt {node.version}, and this machine {__version__}"
+            cure = "install the same version on both"
+            raise InputError(f"node {node.name}: {versions}; {cure}")
+        with _translated(f"node {node.name}"):
+            while True:
+                yield from ray.get(self._actor.news.remote())
 
     def end(self, patience_s: float = 0.0) -> None:
         """Ends the actor, which may remove its unfinished files first."""
@@ -87,26 +86,32 @@ class RemoteChild:
             ray.kill(self._actor)
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where an actor runs."""
+
+    name: str
+    pid: int
+    version: str
+    """The version of this package there."""
+
+
 class Actor:
     """Carries out orders on a node of a Ray cluster."""
 
     def __init__(self) -> None:
-        tune_process()
-        self._orders = SimpleQueue[Any]()
-        self._events = SimpleQueue[Event]()
-        arguments = iter(self._orders.get, None), self._emit
-        threading.Thread(target=carry_out, args=arguments, name="orders", daemon=True).start()
+        self._messages = SimpleQueue[Order | Cancel]()
+        self._events = SimpleQueue[ChildEvent]()
+        arguments = (WorkerOrders(), self._received(), self._emit)
+        threading.Thread(target=serve_orders, args=arguments, name="orders", daemon=True).start()
 
-    def place(self) -> tuple[str, int, str]:
-        """Returns the name of the node, the number of the process and the version of the package
-        there.
-        """
-        return socket.gethostname(), os.getpid(), __version__
+    def place(self) -> Node:
+        return Node(socket.gethostname(), os.getpid(), __version__)
 
-    def send(self, order: Any) -> None:
-        self._orders.put(order)
+    def send(self, message: Order | Cancel) -> None:
+        self._messages.put(message)
 
-    def news(self) -> list[Event]:
+    def news(self) -> list[ChildEvent]:
         """Returns the events since the last call, one at least."""
         events = [self._events.get()]
         while not self._events.empty():
@@ -117,9 +122,18 @@ class Actor:
         """Removes unfinished files and ends the process."""
         end_process(0)
 
-    def _emit(self, **event: Any) -> None:
-        if isinstance(error := event.get("error"), LatentSyncError):
-            event["error"] = type(error)(f"node {socket.gethostname()}: {error}", usage=error.usage)
+    def _received(self) -> Iterator[Order | Cancel | None]:
+        while True:
+            try:
+                yield self._messages.get(timeout=LIFE_S)
+            except Empty:
+                yield None
+
+    def _emit(self, event: ChildEvent) -> None:
+        if isinstance(event, Answer) and event.error is not None:
+            error = event.error
+            text = f"node {socket.gethostname()}: {error}"
+            event = replace(event, error=type(error)(text, usage=error.usage))
         self._events.put(event)
 
 
@@ -170,7 +184,7 @@ def connect(address: str) -> Any:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Turns errors of Ray into `WorkerLost`, or `InputError` where another attempt is useless."""
+    """Turns errors of Ray into `ChildLost`, or `InputError` where another attempt is useless."""
     import ray
 
     try:
@@ -180,6 +194,6 @@ def _translated(what: str) -> Iterator[None]:
             cure = f"install latentsync-trt {__version__} with the extra cluster there"
             raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
         first_line = str(error).strip().partition("\n")[0]  # below are tables of ids
-        raise WorkerLost(f"{what}: {first_line}") from error
+        raise ChildLost(f"{what}: {first_line}") from error
     except ConnectionError as error:  # of `ray://`
-        raise WorkerLost(f"{what}: the cluster does not answer: {error}") from error
+        raise ChildLost(f"{what}: the cluster does not answer: {error}") from error

@@ -28,10 +28,6 @@ class WorkerLost(LatentSyncError):
         self.crash = crash
 
 
-class Canceled(LatentSyncError):
-    """The task was stopped, as it was asked to."""
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a

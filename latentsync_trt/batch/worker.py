@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from latentsync_trt.batch import remote_files
-from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
+from latentsync_trt.child_main import CallCanceled
 from latentsync_trt.errors import BundleError, InferenceError, InputError, OutputError
 from latentsync_trt.files import (
     KEPT_NAME,
@@ -61,17 +62,15 @@ class Worker:
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
-    def run(
-        self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event
-    ) -> dict[str, Any]:
-        """Syncs a clip, until `canceled` stops it at the next progress; returns `asdict` of its
+    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
+        """Syncs a clip, until `on_progress` raises `CallCanceled`; returns `asdict` of its
         `SyncReport`.
 
         Finished parts of a clip that does not end are kept beside its output, and so is what cannot
         be uploaded.
 
         Raises:
-            TaskError: the clip failed; the worker can go on. Canceled: `canceled` was set.
+            TaskError: the clip failed; the worker can go on.
             WorkerLost: the provider failed, after which a GPU may be unusable in this process:
                 start another.
         """
@@ -79,8 +78,6 @@ class Worker:
 
         def report(progress: Progress) -> None:
             nonlocal shown_s
-            if canceled.is_set():
-                raise Canceled(f"{task.id}: canceled")
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
                 raise InputError(
                     f"{task.video}: lasts longer than {task.most_s:g} s; send a shorter one"
@@ -102,7 +99,7 @@ class Worker:
                 files.deliver()
         except InferenceError as error:
             raise WorkerLost(files.named(str(error))) from error
-        except Canceled:
+        except CallCanceled:
             raise
         except Exception as error:  # whatever is wrong with a clip must not end the worker
             message, usage = one_line(

@@ -4,14 +4,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import ceil
 
-from latentsync_trt.batch.local import WorkerHandle
-from latentsync_trt.batch.ray_workers import RemoteChild, connect
+from latentsync_trt.batch.local import CANCEL_S, HUNG_S, WorkerHandle
+from latentsync_trt.batch.ray_workers import RemoteProcess, connect
 from latentsync_trt.batch.remote_files import is_url
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.bundle.machine import machine_bytes
+from latentsync_trt.child import Child
 from latentsync_trt.errors import Notices
 from latentsync_trt.runtime.providers.table import CPU
 
@@ -51,7 +51,10 @@ def make_workers(
                 "use the CPU; naming a --provider waits for GPUs"
             )
         settings = replace(settings, provider=provider, runtime=replace(settings.runtime, device=0))
-        make = partial(RemoteChild, gpus, cpus, tell)
+
+        def make() -> Child:
+            return Child(RemoteProcess(gpus, cpus, tell), HUNG_S, CANCEL_S)
+
         return [
             WorkerHandle(f"ray {number}", settings, tell, new_child=make) for number in range(count)
         ]

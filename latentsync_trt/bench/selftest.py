@@ -20,7 +20,8 @@ from latentsync_trt.audio.encoder import encode_audio
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.bench.rows import bundle_facts, environment, to_json
 from latentsync_trt.bundle.manifest import DEMO_NAME, STEP_GRAPHS, Bundle, Manifest
-from latentsync_trt.child import Emit, Event, run_child
+from latentsync_trt.child import ChildLost, run_child
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.files import temporary_folder
@@ -170,15 +171,14 @@ class Report:
         return to_json("selftest", 9, {"passed": self.passed, **asdict(self)})
 
 
-def carry_out(orders: Iterator[Part], emit: Emit) -> None:
-    """In the child: does what is asked; sends the part at each step, so that a crash loses no
+def try_part(part: Part, on_progress: OnProgress) -> Part:
+    """Does what `part` asks for, in a child; reports it at each step, so that a crash loses no
     earlier results.
     """
-    part = next(orders)
 
     def begin(doing: str) -> None:
         part.doing = doing
-        emit(part=part)
+        on_progress(part)
 
     begin(f"loading provider {part.requested}")
     try:
@@ -202,7 +202,8 @@ def carry_out(orders: Iterator[Part], emit: Emit) -> None:
             _paint(part, engines)
     except LatentSyncError as error:
         part.failures.append(str(error))
-    begin("")
+    part.doing = ""
+    return part
 
 
 def _try_graph(part: Part, engines: SessionFactory, row: GraphRow, begin: Say) -> None:
@@ -254,17 +255,16 @@ def run_part(part: Part, say: Say) -> Part:
     step.
     """
 
-    def take(event: Event) -> None:
+    def take(reached: Part) -> None:
         nonlocal part
-        part = event["part"]
-        if part.doing:
-            say(part.doing)
+        part = reached
+        say(part.doing)
 
-    ended = run_child(carry_out, part, take)
-    if part.doing:
-        part.failures.append(
-            f"the process died with {ended} while {part.doing}: {ended.last_error_line or '–'}"
-        )
+    try:
+        part = run_child(try_part, part, take)
+    except ChildLost as lost:
+        line = lost.ended.last_error_line or "–"
+        part.failures.append(f"the process died with {lost.ended} while {part.doing}: {line}")
     return part
 
 

@@ -9,13 +9,14 @@ precision of float16, INT8 and FP8 graphs, and its errors do not contain TensorR
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from latentsync_trt.child import Emit, Event, run_child
+from latentsync_trt.child import ChildLost, run_child
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 
 ENGINE = "model.engine"
@@ -90,18 +91,19 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
     `environment`: as for `Child`. Raises `OutOfMemory` also where the system killed the process,
     `EngineBuildError` if it could not be started.
     """
-    answers: list[Event] = []
     try:
-        ended = run_child(_compile, order, answers.append, environment)
+        answer: Answer = run_child(_compile, order, environment=environment)
+    except ChildLost as lost:
+        ended = lost.ended
+        if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
+            killed = f"{order.path}: the compiler was killed, most likely for memory"
+            cure = "close other programs; the published U-Net at 512 px takes about 9 GB"
+            raise OutOfMemory(f"{killed}; {cure}") from lost
+        reason = f"the compiler crashed ({ended}): {ended.last_error_line or 'no message'}"
+        return Answer(False, reason)
     except OSError as error:
         raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
-    if answers:
-        answer: Answer = answers[-1]["answer"]
-        return answer
-    if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
-        cure = "close other programs; the published U-Net at 512 px takes about 9 GB"
-        raise OutOfMemory(f"{order.path}: the compiler was killed, most likely for memory; {cure}")
-    return Answer(False, f"the compiler crashed ({ended}): {ended.last_error_line or 'no message'}")
+    return answer
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -122,9 +124,8 @@ def last_line(error: Exception) -> str:
     return type(error).__name__
 
 
-def _compile(orders: Iterator[CompileOrder], emit: Emit) -> None:
-    order = next(orders)
-    emit(answer=compile_order(importlib.import_module(order.compiler), order))
+def _compile(order: CompileOrder, _: OnProgress) -> Answer:
+    return compile_order(importlib.import_module(order.compiler), order)
 
 
 def compile_order(trt: Any, order: CompileOrder) -> Answer:

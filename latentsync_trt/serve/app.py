@@ -35,6 +35,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
 from latentsync_trt.batch.job_store import State
+from latentsync_trt.child import ChildLost
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
 from latentsync_trt.serve.admission import (
@@ -48,7 +49,6 @@ from latentsync_trt.serve.admission import (
     TooLarge,
     UnknownJob,
 )
-from latentsync_trt.serve.checks import ChildDied
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import FULL, JobStatus, Service
 
@@ -62,7 +62,7 @@ _STATUS: dict[type[Exception], int] = {
     NotNow: 409,
     Busy: 429,
     OutputError: 507,
-    ChildDied: 503,
+    ChildLost: 503,
 }
 _STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
 _INVALID = RequestValidationError, WebSocketRequestValidationError

@@ -4,7 +4,7 @@ time.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -13,7 +13,8 @@ from queue import Empty, LifoQueue
 from typing import Any
 
 from latentsync_trt.batch.tasks import Task
-from latentsync_trt.child import Child, Emit, Event, give_memory_back
+from latentsync_trt.child import Child, ChildLost, ChildProcess, MemoryExceeded
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import Speaker, field_name, file_fields, from_json, from_texts
@@ -52,34 +53,33 @@ class Extent:
     pixels: float
 
 
-class _Deadline:
-    """Ends a call `most_s` after it was set."""
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """The order of a child: to call a function that is at the top of a module."""
 
-    def __init__(self, most_s: float) -> None:
-        self.set(most_s)
-
-    def set(self, most_s: float) -> None:
-        self.most_s = most_s
-        self._set_s = time.monotonic()
-
-    @property
-    def has_passed(self) -> bool:
-        return time.monotonic() - self._set_s > self.most_s
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    reports: bool
+    """Whether its last argument is a callback for progress."""
 
 
-class ChildDied(LatentSyncError):
-    """The processes that carried out a call ended before it had."""
+def call_function(order: FunctionCall, on_progress: OnProgress) -> Any:
+    """Calls a function, in a child of a `Pool`."""
+    if order.reports:
+        return order.function(*order.arguments, on_progress)
+    return order.function(*order.arguments)
 
 
 class Pool:
-    """Calls functions in a few children, one call at a time in each. Thread-safe.
-
-    Args:
-        what: names the calls in messages. count: of children. most_bytes, most_s: that a call may
-            take.
-    """
+    """Calls functions in a few children, one call at a time in each. Thread-safe."""
 
     def __init__(self, what: str, count: int, most_bytes: float, most_s: float) -> None:
+        """
+        Args:
+            what: names the calls in messages.
+            count: of children.
+            most_bytes, most_s: memory and time that a call may take.
+        """
         self._what = what
         self._most_bytes = most_bytes
         self._most_s = most_s
@@ -98,48 +98,57 @@ class Pool:
         child; an error of it ends the call.
 
         Raises:
-            TooLarge: the call takes too much memory or time. ChildDied: a child died, and so did
-                the next one.
+            TooLarge: the call takes too much memory or time.
+            ChildLost: a child died, and so did the next one.
         """
-        order = function, arguments, watch is not None
+        order = FunctionCall(function, arguments, watch is not None)
+        watch = watch or (lambda _: None)
+        with suppress(ChildLost):  # the system may have ended it, as memory was short
+            return self._call(order, watch)
         try:
-            answer = self._answer(order, watch or (lambda _: None))
-        except ChildDied:  # the system may have ended it, as memory was short
-            answer = self._answer(order, watch or (lambda _: None))
-        if answer["error"] is not None:
-            raise answer["error"]
-        return answer["result"]
+            return self._call(order, watch)
+        except ChildLost as error:
+            died = f"two processes for it died, at last with {error.ended}"
+            raise ChildLost(f"{self._what}: {died}; try again later") from error
 
     def close(self) -> None:
         """Ends calls, with an error, and children."""
         self._closed = True
         while not self._idle.empty():
-            if child := self._idle.get():
+            child = self._idle.get()
+            if child is not None:
                 child.end()
 
-    def _answer(self, order: Any, watch: Watch) -> Event:
-        """The last event of a call."""
+    def _call(self, order: FunctionCall, watch: Watch) -> Any:
         child = self._idle_child(watch)
-        answered = False
-        deadline = _Deadline(self._most_s)
+        most_s = self._most_s
+        end_s = time.monotonic() + most_s
+
+        def take(value: Any) -> None:
+            nonlocal most_s, end_s
+            if isinstance(value, TimeLimit):
+                most_s = value.seconds
+                end_s = time.monotonic() + most_s
+            else:
+                watch(value)
+
+        def check() -> bool:
+            self._ask(watch)
+            if time.monotonic() > end_s:
+                raise self._too_large(most_s)
+            return False
+
         try:
-            child = child or Child(_carry_out)
-            child.send(order)
-            for event in child.events(lambda: self._check(child, deadline, watch)):
-                if answered := "progress" not in event:
-                    return event
-                if isinstance(event["progress"], TimeLimit):
-                    deadline.set(event["progress"].seconds)
-                else:
-                    watch(event["progress"])
-            raise ChildDied(
-                f"{self._what}: two processes for it died, "
-                f"at last with {child.wait()}; try again later"
-            )
+            if child is None:
+                child = Child(ChildProcess(call_function))
+            return child.call(order, take, is_canceled=check, most_bytes=self._most_bytes)
+        except MemoryExceeded as error:
+            raise self._too_large(most_s) from error
         finally:
-            if child is not None and not answered:
-                child.end(patience_s=0.5)
-            self._idle.put(child if answered else None)
+            if child is not None and (child.is_lost or self._closed):
+                child.end()
+                child = None
+            self._idle.put(child)
 
     def _idle_child(self, watch: Watch) -> Child | None:
         """Waits until another call may run; None where its child is to be started."""
@@ -153,26 +162,9 @@ class Pool:
         if self._closed:
             raise LatentSyncError(f"{self._what}: broken off, as the program stops")
 
-    def _check(self, child: Child, deadline: _Deadline, watch: Watch) -> None:
-        self._ask(watch)
-        if child.memory_bytes > self._most_bytes or deadline.has_passed:
-            most = (
-                f"{deadline.most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
-            )
-            raise TooLarge(f"{self._what}: takes more than {most}; send smaller or shorter files")
-
-
-def _carry_out(
-    orders: Iterator[tuple[Callable[..., Any], tuple[Any, ...], bool]], emit: Emit
-) -> None:
-    """In a child of a `Pool`."""
-    for function, arguments, reports in orders:
-        last = [lambda progress: emit(progress=progress)] if reports else []
-        try:
-            emit(result=function(*arguments, *last), error=None)
-        except LatentSyncError as error:
-            emit(error=error)
-        give_memory_back()
+    def _too_large(self, most_s: float) -> TooLarge:
+        most = f"{most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
+        return TooLarge(f"{self._what}: takes more than {most}; send smaller or shorter files")
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:

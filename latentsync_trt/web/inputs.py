@@ -10,10 +10,11 @@ from weakref import WeakValueDictionary
 import gradio as gr
 
 from latentsync_trt.bundle.machine import machine_bytes
+from latentsync_trt.child import ChildLost
 from latentsync_trt.errors import LatentSyncError, MediaError
 from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits, TooLarge
-from latentsync_trt.serve.checks import ChildDied, Pool
+from latentsync_trt.serve.checks import Pool
 from latentsync_trt.types import Progress
 from latentsync_trt.web.jobs import COOKIE, Upload, check_speech, look_at
 from latentsync_trt.web.parts import html
@@ -235,7 +236,7 @@ class Inputs:
     def _failed(self, upload: Upload, error: LatentSyncError) -> Updates:
         """Says why no one was found; takes away what is no video."""
         text = _said(error, upload.video)
-        if isinstance(error, TooLarge | ChildDied):  # a job may have what it needs
+        if isinstance(error, TooLarge | ChildLost):  # a job may have what it needs
             text = f"{text}; a job takes the largest face"
         if isinstance(error, MediaError):
             gone = {self.video: None, self.upload: None}

@@ -3,15 +3,18 @@ and builds engines: in this run, or in a child process for the next one, while t
 provider.
 """
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import cast
 
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant
-from latentsync_trt.child import Child, Emit
+from latentsync_trt.child import Child, ChildProcess
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, LatentSyncError
 from latentsync_trt.runtime.engines.builders import (
@@ -44,9 +47,6 @@ more at 512 px.
 """
 
 _HASHERS = 4
-
-# A build that is asked to stop removes what it has written.
-_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,38 +255,46 @@ class BackgroundBuild:
     """Starts building `graphs` of `factory`; raises `OSError` if the process cannot be started."""
 
     def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
-        self._child = Child(build)
-        self._errors = list[str]()
         folder = factory.bundle.folder.resolve()
         cache = factory.cache.folder
-        self._child.send((folder, factory.selection, factory.options, cache, tuple(graphs)))
+        order = BuildOrder(folder, factory.selection, factory.options, cache, tuple(graphs))
+        self._child = Child(ChildProcess(build))
+        self._error = Future[str]()
+        threading.Thread(target=self._build, args=(order,), name="build", daemon=True).start()
 
     def wait(self) -> str:
         """Waits for the end; returns the error, empty if none."""
-        # none where one has waited before
-        self._errors += [event["error"] for event in self._child.events()]
-        ended = self._child.wait()
-        if self._errors:
-            return self._errors[0]
-        return ended.last_error_line or f"its process ended with {ended}"
+        return self._error.result()
 
     def stop(self) -> None:
         """Ends the process; an unfinished engine is never used."""
-        self._child.end(_PATIENCE_S)
+        self._child.end()
+
+    def _build(self, order: "BuildOrder") -> None:
+        error = ""
+        try:
+            self._child.call(order)
+        except LatentSyncError as failure:
+            error = str(failure)
+        self._child.end()
+        self._error.set_result(error)
 
 
-def build(orders: Iterator[Any], emit: Emit) -> None:
-    """In the child: builds engines one after another; the only event has the error, empty if
-    none.
-    """
-    folder, selection, options, cache_folder, graphs = next(orders)
-    error = ""
-    try:
-        factory = SessionFactory(
-            Bundle.load(folder), selection, options, EngineCache(cache_folder, print)
-        )
-        for graph in graphs:
-            factory.build(graph)
-    except LatentSyncError as failure:
-        error = str(failure)
-    emit(error=error)
+@dataclass(frozen=True, slots=True)
+class BuildOrder:
+    """What a child builds, one graph after another."""
+
+    bundle: Path
+    selection: Selection
+    options: RuntimeOptions
+    cache: Path
+    graphs: tuple[str, ...]
+
+
+def build(order: BuildOrder, _: OnProgress) -> None:
+    """Builds engines, in a child."""
+    bundle = Bundle.load(order.bundle)
+    cache = EngineCache(order.cache, print)
+    factory = SessionFactory(bundle, order.selection, order.options, cache)
+    for graph in order.graphs:
+        factory.build(graph)
