@@ -17,9 +17,9 @@ from av.video.format import VideoFormat
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.decoding import apply_filters
 from latentsync_trt.media.encoder_choice import check_encoder, choose_encoder
 from latentsync_trt.media.encoders import CONTAINERS, problem_of
+from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes

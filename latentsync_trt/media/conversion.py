@@ -13,7 +13,7 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, blend_patches, coding_of
-from latentsync_trt.media.decoding import apply_filters
+from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 # FFmpeg's number for each value of `ColorTags.full_range`.

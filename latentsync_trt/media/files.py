@@ -3,14 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import av
-from av import CodecContext, FFmpegError, Packet, VideoFrame, VideoStream
+from av import CodecContext, FFmpegError, Packet, VideoStream
 from av.container import InputContainer
 from av.stream import Disposition, Stream
 
@@ -83,47 +82,6 @@ def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
         else:
             at_s = float(item.pts * item.time_base) - start_s
         yield item
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """What is known of a picture only while it is decoded."""
-
-    is_damaged: bool
-    new_aspect: Fraction | None
-    """Width / height of its pixels, where that is no longer the first picture's."""
-
-
-def decode(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """The pictures of a stream. They get a mark where FFmpeg says that their packet is damaged, or
-    that the shape of pixels has changed, as neither is a property of PyAV's frames."""
-    damaged = set[int | None]()
-    first_aspect: Fraction | None = None
-    for packet in container.demux(stream):
-        if packet.is_corrupt and packet.pts is not None:
-            damaged.add(packet.pts)
-        for frame in packet.decode():
-            aspect = stream.codec_context.sample_aspect_ratio
-            first_aspect = first_aspect or aspect
-            new_aspect = None if aspect == first_aspect else aspect
-            if frame.pts in damaged or new_aspect is not None:
-                frame.opaque = _Mark(frame.pts in damaged, new_aspect)
-            yield frame
-
-
-def is_damaged(frame: VideoFrame) -> bool:
-    """Whether a part of a picture is missing or wrong in the file."""
-    mark = frame.opaque
-    return frame.is_corrupt or (isinstance(mark, _Mark) and mark.is_damaged)
-
-
-def new_aspect_of(frame: VideoFrame) -> Fraction | None:
-    """Width / height of the pixels of a picture in which that is not the first picture's any more;
-    decoders of several threads tell it up to a few pictures early."""
-    mark = frame.opaque
-    if isinstance(mark, _Mark):
-        return mark.new_aspect
-    return None
 
 
 def codec_name(stream: Stream) -> str:

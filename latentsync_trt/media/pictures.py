@@ -27,8 +27,8 @@ from latentsync_trt.media.color import (
     planes_from_rgb,
 )
 from latentsync_trt.media.conversion import COLOR_RANGES, convert_format, frame_from_planes
-from latentsync_trt.media.decoding import apply_filters
 from latentsync_trt.media.encoders import VideoEncoder
+from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.hdr import hdr_curve
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 

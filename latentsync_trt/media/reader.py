@@ -26,13 +26,13 @@ from latentsync_trt.media.conversion import (
 from latentsync_trt.media.decoding import (
     chroma_place_of,
     decode_pictures,
+    is_damaged,
     is_photo,
+    new_aspect_of,
     top_field_first,
 )
 from latentsync_trt.media.ending import end_of, knows_end
 from latentsync_trt.media.files import (
-    is_damaged,
-    new_aspect_of,
     open_input,
     picture_streams,
     reading,

@@ -1,0 +1,139 @@
+"""Photos of phones (HEIF: HEIC, AVIF) that are put together from tiles.
+
+FFmpeg has a stream for each tile. How they lie, which PyAV does not pass on, is read from the
+file's boxes: size (4 bytes), name (4) and content, which in most begins with a version (1) and
+flags (3).
+
+libheif (`pi-heif`) would read them, too, but gives RGB instead of the decoder's own samples, by
+which every pixel changes, and decodes no AVIF.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from av import VideoFrame
+from av.container import InputContainer
+from av.stream import Discard
+
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.files import check_size
+from latentsync_trt.media.filters import Filter, apply_filters
+
+_MAX_BYTES = 100_000_000
+"""Of a file that are read: several times the largest photo."""
+
+_Box = tuple[bytes, memoryview]
+"""Name and content."""
+
+
+def compose_photo(path: Path, container: InputContainer) -> VideoFrame:
+    """Returns the whole photo of a file whose streams are its tiles; raises `MediaError` if they
+    cannot be put together.
+    """
+    try:
+        return _compose(path, container)
+    except (struct.error, LookupError, ValueError) as error:
+        what = "consists of parts that cannot be put together"
+        raise MediaError(f"{path}: {what}; export the photo as JPEG or PNG") from error
+
+
+def _compose(path: Path, container: InputContainer) -> VideoFrame:
+    with path.open("rb") as file:
+        ids, properties = _read_layout(memoryview(file.read(_MAX_BYTES)))
+    width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
+    check_size(path, width, height)
+    pictures = _decode_tiles(container, ids)
+    tiles = [pictures[number] for number in ids]
+    first = tiles[0]
+    rows = -(-height // first.height)
+    columns = -(-width // first.width)
+    if len(tiles) != rows * columns:
+        raise ValueError(tiles)
+    filters = list[Filter]()
+    if len(tiles) > 1:
+        filters.append(("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}"))
+    filters.append(("crop", f"{width}:{height}:0:0:exact=1"))
+    for kind, content in properties:
+        filters += _filters_of(kind, content)
+    photo = apply_filters(tiles, *filters)
+    photo.color_primaries = first.color_primaries
+    photo.color_trc = first.color_trc
+    photo.colorspace = first.colorspace
+    photo.color_range = first.color_range
+    return photo
+
+
+def _decode_tiles(container: InputContainer, ids: tuple[int, ...]) -> dict[int, VideoFrame]:
+    """Returns the picture of each tile, by its id."""
+    streams = tuple(stream for stream in container.streams.video if stream.id in ids)
+    for stream in streams:
+        stream.discard = Discard.default
+        stream.thread_count = 1
+    pictures = dict[int, VideoFrame]()
+    for packet in container.demux(streams):
+        for picture in packet.decode():
+            picture.pts = 0
+            pictures[packet.stream.id] = picture
+    return pictures
+
+
+def _filters_of(kind: bytes, content: memoryview) -> list[Filter]:
+    """Returns what a property of the photo does to it: nothing for most."""
+    if kind == b"irot":
+        return [("transpose", "cclock")] * (content[0] & 3)
+    if kind == b"imir" and content[0] & 1:
+        return [("hflip", "")]
+    if kind == b"imir":
+        # Flipped vertically, the lines in memory are in reverse order, until they are copied.
+        return [("vflip", ""), ("copy", "")]
+    if kind == b"clap":
+        place = "{}/{}:{}/{}:(iw-ow)/2+{}/{}:(ih-oh)/2+{}/{}:exact=1"
+        return [("crop", place.format(*struct.unpack(">IIIIiIiI", content)))]
+    return []
+
+
+def _boxes(content: memoryview) -> Iterator[_Box]:
+    while content:
+        size, name = struct.unpack_from(">I4s", content)
+        end = size or len(content)
+        yield name, content[8:end]
+        content = content[max(end, 8) :]
+
+
+def _read_layout(file: memoryview) -> tuple[tuple[int, ...], list[_Box]]:
+    """Returns the ids of the photo's tiles, row by row, and its properties in the order in which
+    they apply.
+
+    Raises `ValueError` for a file that is no photo in tiles, or so large that ids have more bytes.
+    """
+    meta = dict(_boxes(dict(_boxes(file))[b"meta"][4:]))
+    photo = bytes(meta[b"pitm"][4:])
+    references = meta[b"iref"]
+    properties = dict(_boxes(meta[b"iprp"]))
+    associated = properties[b"ipma"]
+    has_long_ids = len(photo) > 2 or references[0] or associated[0] or associated[3]
+    is_grid = re.search(re.escape(photo) + b"..grid", meta[b"iinf"], re.DOTALL)
+    if has_long_ids or not is_grid:
+        raise ValueError(photo)
+    kinds = list(_boxes(properties[b"ipco"]))
+    numbers = _property_numbers(photo, associated)
+    return _tile_ids(photo, references), [kinds[number - 1] for number in numbers if number]
+
+
+def _tile_ids(photo: bytes, references: memoryview) -> tuple[int, ...]:
+    for kind, ids in _boxes(references[4:]):
+        if kind == b"dimg" and ids[:2] == photo:
+            return struct.unpack(f">{len(ids) // 2 - 2}H", ids[4:])
+    raise LookupError(photo)
+
+
+def _property_numbers(photo: bytes, associated: memoryview) -> list[int]:
+    """Returns the numbers of the photo's properties, from 1; 0 for none."""
+    at = 8
+    while associated[at : at + 2] != photo:
+        at += 3 + associated[at + 2]
+    first = at + 3
+    # The highest bit says that the property is essential.
+    return [entry & 0x7F for entry in associated[first : first + associated[at + 2]]]
