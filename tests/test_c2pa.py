@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.c2pa import Credentials, read_credentials, sign
-from latentsync_trt.media.muxing import mark
+from latentsync_trt.media.tags import append_xmp
 from latentsync_trt.version import __version__
 from tests.certificates import Files, p256, write_pair
 from tests.clips import decoded, numbered, write_clip, write_video
@@ -54,7 +54,7 @@ def test_the_record_names_edit_tool_and_source(
     suffix: str, algorithm: str, key: CertificateIssuerPrivateKeyTypes, source: Path, tmp_path: Path
 ) -> None:
     path = write_video(tmp_path / f"out{suffix}", numbered(5))
-    mark(path)
+    append_xmp(path)
     frames = decoded(path)
     credentials = credentials_of(write_pair(tmp_path, key))
     assert credentials.algorithm == algorithm

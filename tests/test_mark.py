@@ -11,9 +11,9 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.media.encoder_choice import choose_encoder
-from latentsync_trt.media.muxing import mark, marked
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.tags import append_xmp, with_mark
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.version import __version__
 from tests.clips import copied, decoded, numbered, write_clip, write_video
@@ -69,13 +69,13 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_video_that_is_synced_twice_has_one_mark(suffix: str, tmp_path: Path) -> None:
-    earlier = marked({"COMMENT": "take 2; lips changed by AI (latentsync-trt 0.0.1)"}, suffix)
+    earlier = with_mark({"COMMENT": "take 2; lips changed by AI (latentsync-trt 0.0.1)"}, suffix)
     first = write_video(tmp_path / f"a{suffix}", numbered(5), metadata=earlier)
     with av.open(str(first), options={"export_xmp": "1"}) as container:
-        again = marked(container.metadata, suffix)
+        again = with_mark(container.metadata, suffix)
     path = write_video(tmp_path / f"b{suffix}", numbered(5), metadata=again)
     if suffix == ".mp4":
-        mark(path)
+        append_xmp(path)
     assert (
         metadata_of(path)["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
     )
@@ -88,7 +88,7 @@ def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
     path = copied(tmp_path / "a.mp4", clip, options={"movflags": "+faststart"})
     before = path.read_bytes()
     frames = decoded(path)
-    mark(path)
+    append_xmp(path)
     after = path.read_bytes()
     assert after.startswith(before)
     assert [kind for kind, _, _ in boxes(after)] == [b"ftyp", b"moov", b"free", b"mdat", b"uuid"]

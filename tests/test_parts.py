@@ -23,7 +23,7 @@ from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.files import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.media import parts
 from latentsync_trt.media.encoder_choice import choose_encoder
-from latentsync_trt.media.parts import Finished, Work
+from latentsync_trt.media.parts import FinishedParts, ResumeRequest
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import Frame
@@ -31,7 +31,7 @@ from tests.clips import number_of, numbered
 
 NTSC = Fraction(30000, 1001)
 UNEVEN = (1001, 2002, 1001, 500, 333, 4000, 1001, 1001, 2002, 77)
-WORK = Work({"clip.mp4": "5 bytes", "--crf": "16"})
+WORK = ResumeRequest({"clip.mp4": "5 bytes", "--crf": "16"})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +56,7 @@ def frames(stamps: list[int], time_base: Fraction) -> Iterator[Frame]:
 
 
 def writer_of(
-    output: Path, time_base: Fraction, work: Work | None = None, **options: Any
+    output: Path, time_base: Fraction, work: ResumeRequest | None = None, **options: Any
 ) -> VideoWriter:
     info = picture_info(96, 64, rgb=False)
     info = replace(info, time_base=time_base, frames_per_s=NTSC, sample_aspect_ratio=Fraction(4, 3))
@@ -64,7 +64,11 @@ def writer_of(
 
 
 def write(
-    output: Path, stamps: list[int], time_base: Fraction, work: Work | None = None, **options: Any
+    output: Path,
+    stamps: list[int],
+    time_base: Fraction,
+    work: ResumeRequest | None = None,
+    **options: Any,
 ) -> int:
     """Writes all frames; returns how many an earlier run had written."""
     with writer_of(output, time_base, work, **({"codec": "ffv1"} | options)) as writer:
@@ -186,7 +190,7 @@ def test_the_open_part_is_kept_where_a_run_stops(tmp_path: Path, codec: str, cou
     stamps = list(range(41))
     folder = interrupted(output, count, codec=codec)
     interrupted(output, 1, codec=codec)
-    assert Finished.read(folder).frames == count  # type: ignore[union-attr]
+    assert FinishedParts.read(folder).frames == count  # type: ignore[union-attr]
     assert write(output, stamps, FIFTIETH, replace(WORK, resume=True), codec=codec) == count
     with av.open(str(output)) as container:
         pictures = container.decode(video=0)
@@ -231,7 +235,7 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     output = tmp_path / "out.mkv"
     folder = interrupted(output, 60)
     listing = folder / KEPT_NAME
-    (first, second, _) = Finished.read(folder).parts  # type: ignore[union-attr]
+    (first, second, _) = FinishedParts.read(folder).parts  # type: ignore[union-attr]
     if damage == "not JSON":
         listing.write_text(listing.read_text()[:-20])
     elif damage == "a file elsewhere":

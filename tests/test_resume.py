@@ -26,7 +26,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, OutOfMemory
 from latentsync_trt.files import work_folder_of
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.media.parts import Finished
+from latentsync_trt.media.parts import FinishedParts
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.output import fingerprint
 from latentsync_trt.types import Progress
@@ -109,7 +109,7 @@ def running(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
 
 
 def until_parts_are_closed(process: "subprocess.Popen[str]", output: Path, count: int = 1) -> None:
-    while (finished := Finished.read(work_folder_of(output))) is None or len(
+    while (finished := FinishedParts.read(work_folder_of(output))) is None or len(
         finished.parts
     ) < count:
         assert process.poll() is None, process.communicate()
@@ -132,7 +132,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
     going_on = "what is done is kept: the same command with --resume goes on there"
     assert stopped.stderr.endswith(f"interrupted; unfinished files were removed; {going_on}\n")
     assert output.read_bytes() == b"older"
-    kept = Finished.read(work_folder_of(output))
+    kept = FinishedParts.read(work_folder_of(output))
     assert kept is not None
     assert [len(part.stamps) for part in kept.parts] == [10, 4]
     resumed = CliRunner().invoke(main, words(tmp_path, "--resume"))

@@ -14,7 +14,7 @@ import pytest
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.encoder_choice import choose_encoder
-from latentsync_trt.media.parts import Work
+from latentsync_trt.media.parts import ResumeRequest
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter, check_output_path
 from tests.clips import decoded, frame_at, numbered, open_writer, write_video
@@ -114,7 +114,7 @@ def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(
     output = tmp_path / "out.mp4"
     earlier = tmp_path / "out-1.mp4"
     earlier.write_bytes(b"of an earlier run")
-    work = Work({}) if parts > 1 else None
+    work = ResumeRequest({}) if parts > 1 else None
     info = replace(picture_info(64, 64, rgb=False), frames_per_s=Fraction(1), time_base=Fraction(1))
     writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), work=work)
     with (

@@ -14,7 +14,7 @@ import numpy as np
 
 from latentsync_trt.errors import InputError, MissingDependency, OutputError
 from latentsync_trt.media.files import reason_of, writing
-from latentsync_trt.media.muxing import SOURCE_TYPE
+from latentsync_trt.media.tags import SOURCE_TYPE
 from latentsync_trt.version import __version__
 
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}

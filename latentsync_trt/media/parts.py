@@ -10,18 +10,18 @@ here, but rounds stamps to milliseconds: those in the file are not used.
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
-from itertools import chain, takewhile
+from itertools import chain
 from math import floor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import av
 import msgspec
-from av import FFmpegError, VideoFrame, VideoStream
+from av import FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import OutputContainer
 
 from latentsync_trt.errors import InputError, OutputError
@@ -31,39 +31,43 @@ from latentsync_trt.media.files import TimedPackets, open_input
 from latentsync_trt.option_fields import from_json
 from latentsync_trt.types import VideoInfo
 
-# Length of a part. What carries over between frames begins anew, so that a run can go on there.
 PART_S = Fraction(30)
-# A run that goes on within such a part paints its last second again, without writing it: what
-# carries over has then forgotten how it began.
+"""Length of a part. What carries over between frames begins anew, so that a run can go on there."""
 WARM_UP_S = Fraction(1)
-_SUFFIX = ".mkv"
+"""A run that goes on within such a part paints its last second again, without writing it: what
+carries over has then forgotten how it began.
+"""
+_PART_SUFFIX = ".mkv"
 
 
 def part_of(time_s: Fraction) -> int:
+    """Returns the number of the part that holds a time of the output."""
     return floor(time_s / PART_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A closed part. `stamps`: when its pictures are shown, in the order of its packets; `end`:
-    when the last one ends. Both in units of the video's time base, from the start of the output.
+class ClosedPart:
+    """A part that is complete on disk. Stamps are in units of the video's time base, from the start
+    of the output.
     """
 
     file: str
     size_bytes: int
     stamps: tuple[int, ...]
+    """When its pictures are shown, in the order of its packets."""
     end: int
+    """The stamp at which its last picture ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text.
-    `per_s`: units of the video's time base in a second.
-    """
+class FinishedParts:
+    """The content of `parts.json`."""
 
-    made_of: Mapping[str, str]
+    fingerprint: Mapping[str, str]
+    """All that the pictures depend on, by name, as text."""
     per_s: int
-    parts: tuple[Part, ...] = ()
+    """Units of the video's time base in a second."""
+    parts: tuple[ClosedPart, ...] = ()
 
     @property
     def time_base(self) -> Fraction:
@@ -84,34 +88,32 @@ class Finished:
         """Index of the first frame to paint in a run that goes on: not later than that of the first
         one to write.
         """
-        part = part_of(self.end_s)
-        earliest_s = max(self.end_s - WARM_UP_S, part * PART_S)
+        earliest_s = max(self.end_s - WARM_UP_S, part_of(self.end_s) * PART_S)
         stamps = (stamp for part in self.parts for stamp in part.stamps)
         return sum(stamp * self.time_base < earliest_s for stamp in stamps)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """What `folder` holds; None if this version finds nothing there to go on with."""
+        """Returns what `folder` holds; None if this version has nothing there to go on with."""
         try:
             content = from_json(cls, (folder / KEPT_NAME).read_bytes(), folder)
         except (OSError, ValueError):
             return None
-        sizes = {
-            path.name: path.stat().st_size
-            for path in folder.glob(f"*{_SUFFIX}")
-            if not path.is_symlink()
-        }
-        whole = tuple(
-            takewhile(
-                lambda part: part.stamps and sizes.get(part.file) == part.size_bytes, content.parts
-            )
-        )
+        sizes_bytes = dict[str, int]()
+        for path in folder.glob(f"*{_PART_SUFFIX}"):
+            if not path.is_symlink():
+                sizes_bytes[path.name] = path.stat().st_size
+        whole = list[ClosedPart]()
+        for part in content.parts:
+            if not part.stamps or sizes_bytes.get(part.file) != part.size_bytes:
+                break
+            whole.append(part)
         if whole:
-            return replace(content, parts=whole)
+            return replace(content, parts=tuple(whole))
         return None
 
     def write(self, folder: Path) -> None:
-        """Replaces what `folder` holds by this, safe on disk; removes files of other parts."""
+        """Replaces what `folder` holds by these parts, safe on disk; removes files of others."""
         with (folder / self.parts[-1].file).open("rb+") as file:
             os.fsync(file.fileno())
         new = folder / f"{KEPT_NAME}.new"
@@ -120,68 +122,69 @@ class Finished:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / KEPT_NAME)
-        for name in {path.name for path in folder.glob(f"*{_SUFFIX}")} - {
-            part.file for part in self.parts
-        }:
-            (folder / name).unlink()
+        names = [part.file for part in self.parts]
+        for path in folder.glob(f"*{_PART_SUFFIX}"):
+            if path.name not in names:
+                path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a run is made of, which an interrupted one must equal; `resume`: go on with it."""
+class ResumeRequest:
+    """What an interrupted run must have been made of, so that this one can go on with it."""
 
-    made_of: Mapping[str, str]
+    fingerprint: Mapping[str, str]
+    """All that the pictures depend on, by name, as text."""
     resume: bool = False
+    """Whether to go on with an interrupted run; else its parts are kept until they are replaced."""
 
-    def begin(self, output: Path, per_s: int) -> tuple[Finished, tuple[str, ...]]:
-        """What is finished of `output`, and what to tell about that; `InputError` if it is to be
-        gone on with, but made of something else.
+    def begin(self, output: Path, per_s: int) -> tuple[FinishedParts, tuple[str, ...]]:
+        """Returns what is finished of `output`, and notices about that; raises `InputError` if this
+        run is to go on with it, but it was made of something else.
         """
-        nothing = Finished(self.made_of, per_s)
-        kept = Finished.read(work_folder_of(output))
+        nothing = FinishedParts(self.fingerprint, per_s)
+        kept = FinishedParts.read(work_folder_of(output))
         if kept is None:
             if not self.resume:
                 return nothing, ()
-            why = "nothing is kept of an interrupted run; it begins at the start"
-            return nothing, (f"{output}: {why}",)
+            text = "nothing is kept of an interrupted run; it begins at the start"
+            return nothing, (f"{output}: {text}",)
         length = timedelta(seconds=floor(kept.end_s))
         if not self.resume:
-            what = (
-                f"{output}: {length} of an interrupted run "
-                "are kept until this run has finished a part"
-            )
-            return nothing, (f"{what}; to go on there instead, stop it and add --resume",)
-        changed = [
-            f"{name} ({before} → {now})"
-            for name in dict.fromkeys([*kept.made_of, *self.made_of])
-            if (before := kept.made_of.get(name, "not given"))
-            != (now := self.made_of.get(name, "not given"))
-        ]
-        if changed:
-            what = (
-                f"cannot go on with the interrupted run, since this changed: {', '.join(changed)}"
-            )
+            text = "of an interrupted run are kept until this run has finished a part"
+            cure = "to go on there instead, stop it and add --resume"
+            return nothing, (f"{output}: {length} {text}; {cure}",)
+        changes = list(_changes(kept.fingerprint, self.fingerprint))
+        if changes:
             raise InputError(
-                f"{output}: {what}; give the same files and "
-                "options, or leave --resume out to begin anew"
+                f"{output}: cannot go on with the interrupted run, since this changed: "
+                f"{', '.join(changes)}; give the same files and options, or leave --resume out to "
+                "begin anew"
             )
         return kept, (f"{output}: goes on after {length}",)
 
 
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in {**before, **now}:
+        first = before.get(name, "not given")
+        second = now.get(name, "not given")
+        if first != second:
+            yield f"{name} ({first} → {second})"
+
+
 class PartWriter:
-    """Encodes one part into a file of `folder`; it and its methods raise `OutputError`,
-    `FFmpegError` and `OSError`. Stamps are in units of `time_base`; `start`: that of the first
-    picture.
+    """Encodes one part into a file of `folder`; stamps are in units of `time_base`, and `start` is
+    that of the first picture. The class and its methods raise `OutputError`, `FFmpegError` and
+    `OSError`.
     """
 
     def __init__(
         self, folder: Path, encoder: VideoEncoder, info: VideoInfo, time_base: Fraction, start: int
     ) -> None:
-        self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
+        self._path = folder / f"{secrets.token_hex(4)}{_PART_SUFFIX}"
         self._start = start
         self._time_base = time_base
-        self._shown = list[int]()
-        self._stamps = list[int]()
+        self._picture_stamps = list[int]()
+        self._packet_stamps = list[int]()
         self._container = av.open(f"file:{self._path}", "w")
         try:
             self._stream = add_video(self._container, encoder, info, time_base)
@@ -190,36 +193,41 @@ class PartWriter:
             raise
 
     def write(self, picture: VideoFrame, stamp: int) -> None:
-        self._shown.append(stamp)
+        self._picture_stamps.append(stamp)
         picture.pts = stamp - self._start
         picture.time_base = self._time_base
         self._mux(picture)
 
-    def close(self, end: int) -> Part:
+    def close(self, end: int) -> ClosedPart:
+        """Completes the file of a part whose last picture ends at the stamp `end`."""
         self._mux(None)
         self._container.close()
-        if not self._stamps or sorted(self._stamps) != self._shown:
+        stamps = tuple(self._packet_stamps)
+        if not stamps or sorted(stamps) != self._picture_stamps:
             name = self._stream.codec_context.name
             raise OutputError(
                 f"the encoder {name} gave its pictures other "
                 "times; choose another one with --encoder"
             )
-        return Part(self._path.name, self._path.stat().st_size, tuple(self._stamps), end)
+        return ClosedPart(self._path.name, self._path.stat().st_size, stamps, end)
 
     def abandon(self) -> None:
+        """Closes and removes the file."""
         abandon(self._container, self._path)
 
     def _mux(self, picture: VideoFrame | None) -> None:
         for packet in self._stream.encode(picture):
             stamp = self._start + (packet.pts or 0)
             # Only their order counts, and x265 gives pictures of very short parts random times.
-            packet.pts = packet.dts = len(self._stamps) + 1
+            packet.pts = len(self._packet_stamps) + 1
+            packet.dts = packet.pts
             self._container.mux(packet)
             # those of packets in the file, also where this is interrupted
-            self._stamps.append(stamp)
+            self._packet_stamps.append(stamp)
 
 
 def abandon(container: OutputContainer, path: Path) -> None:
+    """Closes an output and removes its file."""
     # Closing moves all of an MP4 to make room for its index at the front, unless the file
     # is gone; but Windows deletes no open file.
     for end in (path.unlink, container.close, path.unlink):
@@ -227,36 +235,50 @@ def abandon(container: OutputContainer, path: Path) -> None:
             end()
 
 
-def joined(folder: Path, finished: Finished, stream: VideoStream) -> TimedPackets:
+def join_parts(folder: Path, finished: FinishedParts, stream: VideoStream) -> TimedPackets:
     """The packets of all parts as those of `stream`, with stamps and durations, and when each is
-    decoded. Decoding stamps are the sorted presentation stamps, later by as many packets as any
-    part delays a picture. They ascend across parts, which those of the encoders do not where the
-    rate varies. The first ones are such that all packets together last as long as the pictures,
-    since MP4 has a duration for each packet only.
+    decoded.
     """
     parts = finished.parts
-    time_base = finished.time_base
-    delay = 0  # how many packets at most come between the time to show a picture and its packet
-    for part in parts:
-        ranks = {stamp: rank for rank, stamp in enumerate(sorted(part.stamps))}
-        delay = max(delay, *(place - ranks[stamp] for place, stamp in enumerate(part.stamps)))
-    latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]
-    lead = latest[-1] - latest[0]
-    last = parts[-1].end - latest[-1]
-    first = min(parts[0].stamps)
-    shown = (stamp for part in parts for stamp in sorted(part.stamps))
-    decoded = chain((first - lead + lead * index // delay for index in range(delay)), shown)
-    left = sum(len(part.stamps) for part in parts)
+    packets = chain.from_iterable(_packets_of(folder, part) for part in parts)
+    decoding_stamps = _decoding_stamps(parts)
+    for index, (packet, stamp) in enumerate(zip(packets, decoding_stamps, strict=False)):
+        packet.dts = stamp
+        packet.time_base = finished.time_base
+        packet.stream = stream
+        if index == finished.frames - 1:
+            packet.duration = parts[-1].end - max(parts[-1].stamps)
+        yield stamp * finished.time_base, packet
+
+
+def _packets_of(folder: Path, part: ClosedPart) -> Iterator["Packet[Any]"]:
+    """The packets of a part, each with the stamp and the duration of its picture."""
+    ordered = sorted(part.stamps)
+    ends = dict(zip(ordered, [*ordered[1:], part.end], strict=True))
+    with open_input(folder / part.file) as container:
+        packets = (packet for packet in container.demux(video=0) if packet.size)
+        for packet, stamp in zip(packets, part.stamps, strict=True):
+            packet.pts = stamp
+            packet.duration = ends[stamp] - stamp
+            yield packet
+
+
+def _decoding_stamps(parts: Sequence[ClosedPart]) -> list[int]:
+    """Returns when the packets of all parts are decoded, and some stamps more.
+
+    These are the sorted stamps of the pictures, later by as many packets as any part delays a
+    picture. They ascend across parts, which those of the encoders do not where the rate varies. The
+    first ones are such that all packets together last as long as the pictures, since MP4 has a
+    duration for each packet only.
+    """
+    shown = list[int]()
+    delay = 0
     for part in parts:
         ordered = sorted(part.stamps)
-        ends = dict(zip(ordered, [*ordered[1:], part.end], strict=True))
-        with open_input(folder / part.file) as container:
-            packets = (packet for packet in container.demux(video=0) if packet.size)
-            for packet, stamp in zip(packets, part.stamps, strict=True):
-                left -= 1
-                packet.pts = stamp
-                packet.dts = next(decoded)
-                packet.time_base = time_base
-                packet.stream = stream
-                packet.duration = ends[stamp] - stamp if left else last
-                yield packet.dts * time_base, packet
+        ranks = {stamp: rank for rank, stamp in enumerate(ordered)}
+        for place, stamp in enumerate(part.stamps):
+            delay = max(delay, place - ranks[stamp])
+        shown += ordered
+    lead = shown[-1] - shown[-1 - delay]
+    first = shown[0] - lead
+    return [*(first + lead * index // delay for index in range(delay)), *shown]

@@ -25,12 +25,14 @@ from latentsync_trt.files import (
     temporary_folder,
     work_folder,
 )
+from latentsync_trt.media.contents import Contents
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import codec_name, open_input, writing
-from latentsync_trt.media.muxing import Contents, assemble, losses
-from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
+from latentsync_trt.media.losses import losses
+from latentsync_trt.media.muxing import assemble
+from latentsync_trt.media.parts import FinishedParts, PartWriter, ResumeRequest, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
 from latentsync_trt.media.playback import HELD_S, Playback
 from latentsync_trt.media.reader import delays_of, is_same_file, probe, read_frames
@@ -93,7 +95,7 @@ class VideoWriter:
     kept where the block ends with an error, or its process is killed, once a part is closed; the
     next run can go on there. `notices`: what the output cannot preserve, and what is done with an
     interrupted run. `frames_done`: frames that such a run has finished; `write` ignores those of a
-    lower index. `paint_from`: see `Finished`.
+    lower index. `paint_from`: see `FinishedParts`.
 
     Args:
         output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are
@@ -119,7 +121,7 @@ class VideoWriter:
         others: Path | None = None,
         *,
         others_delay_s: Fraction = Fraction(0),
-        work: Work | None = None,
+        work: ResumeRequest | None = None,
         mark: bool = False,
         sign: Callable[[Path], tuple[str, ...]] | None = None,
     ) -> None:
@@ -137,7 +139,7 @@ class VideoWriter:
         self._maker = PictureMaker(info, encoder)
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
         # Finer where pictures held at the model's rate would be rounded visibly.
-        self._finished = Finished({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
+        self._finished = FinishedParts({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
         self.notices = tuple(losses(self._contents))
         if work is not None:
             self._finished, notices = work.begin(output, self._finished.per_s)

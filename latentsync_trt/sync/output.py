@@ -16,7 +16,7 @@ import numpy as np
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
-from latentsync_trt.media.parts import Work
+from latentsync_trt.media.parts import ResumeRequest
 from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import VideoWriter
@@ -57,7 +57,7 @@ def open_writer(run: RunContext, span: Span, playback: Playback) -> VideoWriter:
         soundtrack_of(sound, span),
         inputs.video,
         others_delay_s=sound.picture_delay_s,
-        work=Work(made, inputs.options.resume),
+        work=ResumeRequest(made, inputs.options.resume),
         mark=inputs.options.mark,
         sign=None
         if credentials is None

@@ -1,0 +1,115 @@
+"""What an output does not keep of its source."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from io import BytesIO
+
+import av
+from av import Packet
+from av.stream import AttachmentStream, Disposition, Stream
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media.contents import Contents, open_output
+from latentsync_trt.media.files import codec_name, open_input
+from latentsync_trt.media.other_streams import (
+    TrackTags,
+    fits,
+    open_others,
+    other_streams,
+    track_tags,
+)
+from latentsync_trt.media.tags import is_mark
+
+_LONG_S = Fraction(10**6)
+"""Longer than any clip."""
+
+
+def losses(contents: Contents) -> Iterator[str]:
+    """Says what an output does not keep of the source, and why its sound is encoded."""
+    yield from contents.encoder.notices
+    suffix = contents.suffix
+    codec = contents.encoder.codec
+    aspect = contents.info.sample_aspect_ratio
+    # H.264 and HEVC have it in their own stream; for others PyAV writes it to .mp4 and .mov only.
+    if aspect != 1 and suffix == ".mkv" and codec not in ("h264", "hevc"):
+        yield f"{codec} in .mkv does not store its pixel aspect {aspect}"
+    if not contents.encoder.keeps_chroma_place(suffix):
+        yield (
+            "the place of chroma samples among the pixels is not stored: players of "
+            f"{codec} in {suffix} expect them at the left, half a pixel away"
+        )
+    for view in contents.info.views:
+        yield f"that the picture is {view} is left out: players show it flat"
+    yield from contents.sound.notices
+    if contents.source is not None:
+        with open_input(contents.source) as container:
+            for stream in other_streams(contents.source, container):
+                if not fits(stream, suffix):
+                    fits_mkv = fits(stream, ".mkv")
+                    cure = f": {suffix} cannot hold it, .mkv can" if fits_mkv else ""
+                    yield f"{_label(stream)} is left out{cure}"
+            for name, value in container.metadata.items():
+                if name.lower() == "timecode":
+                    yield f"the timecode {value} is left out"
+        yield from _lost_tags(contents)
+
+
+def _label(stream: Stream) -> str:
+    if isinstance(stream, AttachmentStream):
+        return f"the attached file {stream.name}"
+    # Time codes, positions and motion have no codec.
+    kind = codec_name(stream) or stream.metadata.get("handler_name") or "unknown"
+    if stream.language not in (None, "und"):
+        kind += f", {stream.language}"
+    return f"the {stream.type} track {stream.index} ({kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialFile:
+    """An output without packets."""
+
+    content: BytesIO
+    tags: Mapping[str, str]
+    """The tags that the file was to have."""
+    tracks: Mapping[str, TrackTags]
+    """The tags that its tracks were to have."""
+
+
+def _lost_tags(contents: Contents) -> Iterator[str]:
+    """Names the tags that FFmpeg does not write into such a container, as tried in memory."""
+    suffix = contents.suffix
+    trial = _write_trial_file(contents)
+    with av.open(trial.content) as written:
+        names = {name.lower() for name in written.metadata}
+        lost = [name for name in trial.tags if name.lower() not in names and not is_mark(name)]
+        if lost:
+            cure = "" if suffix == ".mkv" else "; .mkv can"
+            yield f"{suffix} cannot hold these tags: {', '.join(lost)}{cure}"
+        # chapters have a track behind them
+        for (name, track), stream in zip(trial.tracks.items(), written.streams, strict=False):
+            kept = track_tags(stream)
+            lost = track.lost_in(kept)
+            if lost:
+                yield f"{suffix} cannot hold of {name} of the output: {', '.join(lost)}"
+            if kept.uses & ~track.uses & Disposition.default:  # FFmpeg wants one of each kind
+                yield f"{suffix} marks {name} of the output as default: players may show it"
+
+
+def _write_trial_file(contents: Contents) -> _TrialFile:
+    file = BytesIO()
+    tags = contents.read_tags()
+    output = open_output(file, contents.suffix, tags, "+empty_moov", {})
+    picture = output.add_stream("mpeg4", rate=MODEL_FPS)
+    if contents.sound.pieces:
+        output.add_stream("aac", rate=48000)
+    with output, open_others(contents, output, _LONG_S):
+        tracks = {f"{each.type} track {each.index}": track_tags(each) for each in output.streams}
+        packet = Packet(b"\0")  # Matroska is no file without one
+        packet.stream = picture
+        packet.pts = 0
+        packet.dts = 0
+        packet.time_base = Fraction(1, MODEL_FPS)
+        output.mux(packet)
+    file.seek(0)
+    return _TrialFile(file, tags, tracks)
