@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, cast
 
@@ -16,12 +16,12 @@ from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, blend_
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
-# FFmpeg's number for each value of `ColorTags.full_range`.
 COLOR_RANGES = {
     None: int(ColorRange.UNSPECIFIED),
     False: int(ColorRange.MPEG),
     True: int(ColorRange.JPEG),
 }
+"""FFmpeg's number for each value of `ColorTags.full_range`."""
 _FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
 
 # By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
@@ -47,11 +47,12 @@ _READ_KINDS = {
     SideDataType.STEREO3D,
     *_DYNAMIC,
 }
-_KINDS = 64  # of side data; FFmpeg 8.1 has about half as many
+_KINDS = 64
+"""More than there are kinds of side data; FFmpeg 8.1 has about half as many."""
 
 
 def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
-    """The side data that are read here, by their kind.
+    """Returns the side data that are read here, by their kind.
 
     FFmpeg removes all others first. PyAV would free the metadata of side data a second time, which
     ends the process: a PNG has the name of its color profile there. For kinds that it has no name
@@ -63,64 +64,100 @@ def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
     return {entry.type: bytes(entry) for entry in entries}
 
 
-def orientation_of(side_data: Mapping[SideDataType, bytes]) -> tuple[bool, int, int]:
-    """How to make a frame upright: whether to transpose it, then steps, 1 or −1, of rows and
-    columns.
-    """
+@dataclass(frozen=True, slots=True)
+class Orientation:
+    """How a decoded picture is made upright: it is transposed, then flipped."""
+
+    transposes: bool = False
+    flips_rows: bool = False
+    flips_columns: bool = False
+
+    def make_upright(self, plane: SampleArray) -> SampleArray:
+        """Returns a plane in rows of its own, upright."""
+        if self.transposes:
+            plane = plane.T
+        if self.flips_rows:
+            plane = plane[::-1]
+        if self.flips_columns:
+            plane = plane[:, ::-1]
+        return np.array(plane, order="C")
+
+    def upright_place(self, place: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Returns where the chroma samples of a picture lie, as in `VideoInfo`, once it is
+        upright.
+        """
+        if place is None:
+            return None
+        x, y = place
+        if self.transposes:
+            x, y = y, x
+        if self.flips_columns:
+            x = 2 - x
+        if self.flips_rows:
+            y = 2 - y
+        return x, y
+
+    def upright_field(self, top_first: bool | None) -> bool | None:
+        """Returns whether the top field of an upright picture is the earlier one; transposed ones
+        have no fields of rows.
+        """
+        if self.transposes or top_first is None:
+            return None
+        return top_first != self.flips_rows
+
+
+def orientation_of(side_data: Mapping[SideDataType, bytes]) -> Orientation:
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:
-        return False, 1, 1
+        return Orientation()
     # Row vectors: x' = a·x + c·y, y' = b·x + d·y, in 16.16 fixed point and machine byte order.
     a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
-    if (a or d) and (b or c):
+    transposes = bool(b or c)
+    if transposes and (a or d):
         raise InputError("its display matrix rotates by an angle that is not a multiple of 90°")
-    across, down = (c, b) if b or c else (a, d)
-    return bool(b or c), -1 if down < 0 else 1, -1 if across < 0 else 1
+    if transposes:
+        return Orientation(transposes, flips_rows=b < 0, flips_columns=c < 0)
+    return Orientation(transposes, flips_rows=d < 0, flips_columns=a < 0)
 
 
-def upright_place(
-    place: tuple[int, int] | None, orientation: tuple[bool, int, int]
-) -> tuple[int, int] | None:
-    """Where chroma samples lie, as in `VideoInfo`, in pictures that were made upright."""
-    if place is None:
-        return None
-    transpose, down, across = orientation
-    x, y = place
-    if transpose:
-        x, y = y, x
-    if across < 0:
-        x = 2 - x
-    if down < 0:
-        y = 2 - y
-    return x, y
+def _planar_format(form: VideoFormat, *, transposed: bool) -> str:
+    """Returns the planar format that frames have before they are made upright: their own, if there
+    is one, without alpha.
 
-
-def upright_field(top_first: bool | None, orientation: tuple[bool, int, int]) -> bool | None:
-    """As `VideoInfo.top_field_first`, in pictures that were made upright. Transposed ones have no
-    fields of rows."""
-    transpose, down, _ = orientation
-    if transpose or top_first is None:
-        return None
-    return top_first == (down > 0)
-
-
-def _coded_format(form: VideoFormat, *, transposed: bool) -> str:
-    """The planar format that frames have before they are made upright: their own, if there is one.
-    Without alpha. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits,
-    fewer than 8 bits 8.
+    Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8
+    bits 8.
     """
-    bits = min(max(8, *(component.bits for component in form.components)), 16)
-    depth = "" if bits == 8 else f"{bits}le"
+    bits = max(8, *(component.bits for component in form.components))
+    depth = "" if bits == 8 else f"{min(bits, 16)}le"
     if form.is_rgb or form.has_palette:
         return f"gbrp{depth}"
+    sampling = "420"
     if len(form.components) > 2:
-        size = (form.chroma_width(16), form.chroma_height(16))
-    else:
-        size = (8, 8)
-    sampling = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
+        # Of 16 columns and 16 rows of pixels.
+        chroma_size = (form.chroma_width(16), form.chroma_height(16))
+        samplings = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}
+        sampling = samplings.get(chroma_size, "420")
     if sampling == "422" and transposed and bits not in (8, 10, 12):
         sampling = "444"  # FFmpeg has no upright twin of this depth
     return f"yuv{sampling}p{depth}"
+
+
+@dataclass(frozen=True, slots=True)
+class _PlaneFormat:
+    """What the planes of all frames of a video have in common: that of the first one."""
+
+    orientation: Orientation
+    color: ColorTags
+    pixel_format: str
+    """Before they are made upright."""
+    bits: int
+
+    @classmethod
+    def of(cls, frame: VideoFrame) -> "_PlaneFormat":
+        orientation = orientation_of(side_data_of(frame))
+        pixel_format = _planar_format(frame.format, transposed=orientation.transposes)
+        bits = VideoFormat(pixel_format).components[0].bits
+        return cls(orientation, _color_tags(frame), pixel_format, bits)
 
 
 class FrameConverter:
@@ -130,83 +167,82 @@ class FrameConverter:
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
-        self._first: tuple[tuple[bool, int, int], ColorTags, str, int] | None = None
+        self._format: _PlaneFormat | None = None
 
     def planes(self, frame: VideoFrame) -> YuvPlanes:
-        """The frame as planes: the decoder's own samples for planar formats, else one conversion,
-        always with the first one's sampling, depth, matrix and range. Raises `InputError` if that
-        is not supported.
+        """Returns the frame as planes: the decoder's own samples for planar formats, else one
+        conversion, always with the first one's sampling, depth, matrix and range. Raises
+        `InputError` if that is not supported.
         """
-        color = _planes_tags(frame)
-        # Read once: PyAV's frames and their side data form reference cycles, so each
-        # frame would stay in memory until garbage collection.
-        if self._first is None:
-            upright = orientation_of(side_data_of(frame))
-            name = _coded_format(frame.format, transposed=upright[0])
-            self._first = upright, color, name, VideoFormat(name).components[0].bits
-        (transpose, down, across), common, wanted, bits = self._first
-        own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
+        if self._format is None:
+            self._format = _PlaneFormat.of(frame)
+        target = self._format
+        coding = coding_of(_color_tags(frame), frame.width, frame.height)
+        target_coding = coding_of(target.color, frame.width, frame.height)
         # Alpha is left out; "yuvj" says nothing but the range.
-        name = (
-            frame.format.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp")
-        )
-        if own != target or name != wanted:
+        name = frame.format.name.replace("yuvj", "yuv")
+        name = name.replace("yuva", "yuv").replace("gbrap", "gbrp")
+        if coding != target_coding or name != target.pixel_format:
             # swscale takes gray as full range, whatever its tag says
             if name.startswith(("gray", "ya")):
-                own = replace(own, full_range=True)
-                target = replace(target, full_range=True)
+                coding = replace(coding, full_range=True)
+                target_coding = replace(target_coding, full_range=True)
             try:
-                frame = convert_format(self._reformatter, frame, wanted, own, target)
+                frame = convert_format(
+                    self._reformatter, frame, target.pixel_format, coding, target_coding
+                )
             except OSError as error:
                 raise InputError(
                     f"its pixel format {name} is not supported; re-encode it"
                 ) from error
-        turned = (view.T if transpose else view for view in plane_views(frame)[:3])
-        y, u, v = (np.array(view[::down, ::across], order="C") for view in turned)
-        return YuvPlanes(y, u, v, common, bits)
+        y, u, v = map(target.orientation.make_upright, plane_views(frame)[:3])
+        return YuvPlanes(y, u, v, target.color, target.bits)
 
 
 def convert_format(
-    reformatter: VideoReformatter, frame: VideoFrame, name: str, own: Coding, wanted: Coding
+    reformatter: VideoReformatter, frame: VideoFrame, name: str, coding: Coding, target: Coding
 ) -> VideoFrame:
-    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`."""
+    """Returns `frame`, which is in `coding`, in the pixel format `name`, for YUV in the coding
+    `target`.
+    """
     return reformatter.reformat(
         frame,
         format=name,
         interpolation=_EXACT_SMOOTH,
-        src_colorspace=own.swscale_matrix or None,
-        dst_colorspace=wanted.swscale_matrix or None,
-        src_color_range=COLOR_RANGES[own.full_range],
-        dst_color_range=COLOR_RANGES[wanted.full_range],
+        src_colorspace=coding.swscale_matrix or None,
+        dst_colorspace=target.swscale_matrix or None,
+        src_color_range=COLOR_RANGES[coding.full_range],
+        dst_color_range=COLOR_RANGES[target.full_range],
         threads=1,
     )
 
 
-def _planes_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range. Gray
-    without a tag, as in photographs and raw video, has full range: where a codec implies the
+def _color_tags(frame: VideoFrame) -> ColorTags:
+    """Returns the tags of a frame's planes; RGB has matrix 0 and full range, "yuvj" full range.
+
+    Gray without a tag, as in photographs and raw video, has full range: where a codec implies the
     limited one, its decoder says so.
     """
     is_gray = len(frame.format.components) < 3
     full_range = _FULL_RANGE.get(int(frame.color_range))
-    if frame.format.name.startswith("yuvj") or (is_gray and full_range is None):
-        full_range = True
-    color = ColorTags(
-        int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range
-    )
+    matrix = int(frame.colorspace)
     if frame.format.is_rgb or frame.format.has_palette:
-        return replace(color, matrix=RGB_IDENTITY, full_range=True)
-    if color.matrix != RGB_IDENTITY:
-        return color
-    if not is_gray:
+        matrix = RGB_IDENTITY
+        full_range = True
+    elif matrix == RGB_IDENTITY and is_gray:
+        matrix = UNSPECIFIED  # PNG in gray or black and white has the tag of RGB
+    elif matrix == RGB_IDENTITY:
         raise InputError(
             "its planes are YUV, but have the tag of "
             "RGB's color matrix; convert the video to BT.709"
         )
-    return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
+    if frame.format.name.startswith("yuvj") or (is_gray and full_range is None):
+        full_range = True
+    return ColorTags(int(frame.color_primaries), int(frame.color_trc), matrix, full_range)
 
 
 def pixel_format_of(planes: YuvPlanes) -> str:
+    """Returns FFmpeg's name of the format that planes have."""
     depth = "" if planes.bits == 8 else f"{planes.bits}le"
     if planes.color.matrix == RGB_IDENTITY:
         return f"gbrp{depth}"
@@ -217,41 +253,40 @@ def pixel_format_of(planes: YuvPlanes) -> str:
 def frame_from_planes(
     planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()
 ) -> VideoFrame:
-    """A frame of at least the size of `planes`, with a copy of them and `patches` mixed in. It is
-    padded by repeating the edge. Raises `InputError` as `blend_patches`.
+    """Returns a frame of at least the size of `planes`, with a copy of them and `patches` blended
+    in. It is padded by repeating the edge. Raises `InputError` as `blend_patches`.
     """
     frame = VideoFrame(width_px, height_px, pixel_format_of(planes))
-    own = (planes.y, planes.u, planes.v)
-    copies = plane_views(frame)
-    y, u, v = (
-        view[: plane.shape[0], : plane.shape[1]] for view, plane in zip(copies, own, strict=True)
-    )
-    for copy, plane in zip((y, u, v), own, strict=True):
-        copy[:] = plane
-    blend_patches(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
-    for view, plane in zip(copies, own, strict=True):
+    views = plane_views(frame)
+    copies = list[SampleArray]()
+    for view, plane in zip(views, (planes.y, planes.u, planes.v), strict=True):
         rows, columns = plane.shape
-        view[:rows, columns:] = view[:rows, columns - 1 : columns]
+        view[:rows, :columns] = plane
+        copies.append(view[:rows, :columns])
+    y, u, v = copies
+    blend_patches(YuvPlanes(y, u, v, planes.color, planes.bits), patches)
+    for view, copy in zip(views, copies, strict=True):
+        rows, columns = copy.shape
+        view[:rows, columns:] = copy[:, -1:]
         view[rows:] = view[rows - 1]
     return frame
 
 
 def plane_views(frame: VideoFrame) -> list[SampleArray]:
-    """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
+    """Returns each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or
+    uint16.
+    """
     depth = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8)
-    planes = cast(Any, frame.planes)
-    stored = (
-        np.frombuffer(plane, depth, plane.height * plane.line_size // depth.itemsize)
-        for plane in planes
-    )
-    return [
-        samples.reshape(plane.height, -1)[:, : plane.width]
-        for plane, samples in zip(planes, stored, strict=True)
-    ]
+    views = list[SampleArray]()
+    for plane in cast(Any, frame.planes):
+        row_samples = plane.line_size // depth.itemsize
+        samples = np.frombuffer(plane, depth, plane.height * row_samples)
+        views.append(samples.reshape(plane.height, row_samples)[:, : plane.width])
+    return views
 
 
 def metadata_of(transfer: int, data: Mapping[SideDataType, bytes]) -> HdrMetadata:
-    """The HDR metadata in the side data of a frame; `transfer`: the frame's, as in `ColorTags`.
+    """Returns the HDR metadata in the side data of a frame with this transfer, as in `ColorTags`.
     Raises `InputError` for Dolby Vision in its own color space (profile 5).
     """
     dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
@@ -262,10 +297,12 @@ def metadata_of(transfer: int, data: Mapping[SideDataType, bytes]) -> HdrMetadat
         )
         raise InputError(f"{what}; export it as HDR10, HLG or SDR")
     mastering = None
-    light = data.get(SideDataType.CONTENT_LIGHT_LEVEL)
     if display := data.get(SideDataType.MASTERING_DISPLAY_METADATA):
         # FFmpeg's struct: ten fractions, then whether primaries and luminance are set.
         *numbers, has_primaries, has_luminance = struct.unpack_from("=22i", display)
         if has_primaries and has_luminance and all(numbers[1::2]):
             mastering = tuple(map(Fraction, numbers[0::2], numbers[1::2]))
-    return HdrMetadata(mastering, struct.unpack_from("=2I", light) if light else None, dynamic)
+    light = None
+    if light_level := data.get(SideDataType.CONTENT_LIGHT_LEVEL):
+        light = struct.unpack_from("=2I", light_level)
+    return HdrMetadata(mastering, light, dynamic)

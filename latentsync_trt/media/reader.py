@@ -20,8 +20,6 @@ from latentsync_trt.media.conversion import (
     pixel_format_of,
     plane_views,
     side_data_of,
-    upright_field,
-    upright_place,
 )
 from latentsync_trt.media.decoding import (
     chroma_place_of,
@@ -83,15 +81,15 @@ def probe(path: Path) -> VideoInfo:
             pixel_format=pixel_format_of(planes),
             # FFmpeg's 0 and 1 are "unknown" and "progressive".
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
-            sample_aspect_ratio=1 / aspect if orientation[0] else aspect,
+            sample_aspect_ratio=1 / aspect if orientation.transposes else aspect,
             frames_per_s=rate,
             color=planes.color,
             start_s=start_s,
             time_base=time_base_of(stream, rate),
             hdr=hdr,
             captions=Type.A53_CC in side_data,
-            chroma_place=upright_place(chroma_place_of(stream), orientation),
-            top_field_first=upright_field(top_field_first(stream, frame), orientation),
+            chroma_place=orientation.upright_place(chroma_place_of(stream)),
+            top_field_first=orientation.upright_field(top_field_first(stream, frame)),
             views=tuple(view for kind, view in _VIEWS.items() if kind in side_data),
         )
 
