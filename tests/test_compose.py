@@ -12,23 +12,22 @@ import pytest
 
 from latentsync_trt import Enhancer, Helpers, LipSync, SyncOptions
 from latentsync_trt.compositing.enhancer import enhanced, load_enhancer
-from latentsync_trt.compositing.fading import faded
+from latentsync_trt.compositing.fading import PaintedPeople, faded
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 from tests.clips import decoded, write_clip
 
-Shown = tuple[set[int], int | None]
-"""People and shot of a frame."""
+PeopleAndShot = tuple[set[int], int | None]
 
 NO_FACE = (set[int](), 0)
 ONE = ({0}, 0)
 BOTH = ({0, 1}, 0)
 OTHER = ({1}, 0)
-OUTSIDE = set[int](), None
+OUTSIDE = (set[int](), None)
 
 
 @pytest.mark.parametrize(
-    ("shown", "quarters"),
+    ("frames_of_people", "quarters"),
     [
         pytest.param(
             [*[ONE] * 6, *[NO_FACE] * 4, *[ONE] * 6],
@@ -47,11 +46,14 @@ OUTSIDE = set[int](), None
         ),
     ],
 )
-def test_faces_fade(shown: list[Shown], quarters: list[str]) -> None:
-    frames = ((Fraction(index, 25), *each) for index, each in enumerate(shown))
-    shares = [shares for _, shares in faded(frames, lambda frame: frame)]
+def test_faces_fade(frames_of_people: list[PeopleAndShot], quarters: list[str]) -> None:
+    frames = (
+        PaintedPeople(Fraction(index, 25), people, shot)
+        for index, (people, shot) in enumerate(frames_of_people)
+    )
+    opacities = [each for _, each in faded(frames, lambda frame: frame)]
     for person, expected in enumerate(quarters):
-        assert "".join(str(int(4 * each.get(person, 0))) for each in shares) == expected
+        assert "".join(str(int(4 * each.get(person, 0))) for each in opacities) == expected
 
 
 FACE = np.random.default_rng(1).integers(0, 65536, (64, 64, 3), np.uint16)

@@ -128,8 +128,9 @@ def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
     rows, columns = np.nonzero(patch.weight)
     x = columns + patch.x_px
     y = rows + patch.y_px
-    left, top, right, bottom = frame_rectangle(matrix, SIZE, frame.shape, 0)
-    assert ((x >= left) & (x < right) & (y >= top) & (y < bottom)).all()
+    place = frame_rectangle(matrix, SIZE, frame.shape, 0)
+    assert ((x >= place.left) & (x < place.right)).all()
+    assert ((y >= place.top) & (y < place.bottom)).all()
     places = matrix[:, :2] @ np.stack([x, y]) + matrix[:, 2:]
     assert (places > -NEAR_PX).all()
     assert (places < np.array(SIZE)[:, None] - 1 + NEAR_PX).all()

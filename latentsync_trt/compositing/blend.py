@@ -1,16 +1,16 @@
 """How a painted face fits into its frame: outlines within which it shows, and a change of color."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
 import numpy as np
 
-from latentsync_trt.compositing.color_match import CROP_PX, match_color, scene_of
-from latentsync_trt.compositing.outline import FEATHER_PERCENT, OVAL, covering
+from latentsync_trt.compositing.color_match import match_color
+from latentsync_trt.compositing.head_view import VIEW_CROP_PX, view_head
+from latentsync_trt.compositing.outline import FEATHER_PERCENT, OVAL, cover_chin
 from latentsync_trt.config import Paste
-from latentsync_trt.face import align
+from latentsync_trt.face.align import inverse, transformed, transformed_face
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import POINTS
 from latentsync_trt.types import (
@@ -24,28 +24,31 @@ from latentsync_trt.types import (
 
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
-
-# A patch fades over twice the feather's width.
-_REACH_PX = (2 * FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
-
-_HALF_LIVES_S = (0.04, 0.04, 0.125)
-"""In the running means of both outlines and the color: light changes slowly, and its estimates are
-noisy.
+_REACH_PX = (2 * FEATHER_PERCENT + _CHIN_PERCENT) / 100 * prod(VIEW_CROP_PX) ** 0.5
+"""How far an outline is extended over a neck, in pixels of a view: a patch fades over twice the
+feather's width.
+"""
+_OUTLINE_HALF_LIFE_S = 0.04
+_COLOR_HALF_LIFE_S = 0.125
+"""After these times, a frame counts half in the running means of a track: light changes slowly, and
+its estimates are noisy.
 """
 _MEMORY_S = 1
-"""The state of tracks that ended is dropped."""
+"""The running means of a track are dropped where it has had no frame for longer than this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blend:
-    """How what is pasted is fitted in. `outlines`, `within`: shapes `(n, 2)` in frame pixels; where
-    given, it fades out before the edge of the union of `outlines`, and nothing changes outside that
-    of `within`. `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
-    """
+    """What `composite` needs to fit a painted face into one frame."""
 
     outlines: tuple[Float32Array, ...] = ()
-    within: tuple[Float32Array, ...] = ()
-    gain_and_offset: Float32Array | None = None
+    """Shapes `(n, 2)` in frame pixels: the face fades out before the edge of their union; none =
+    the mask alone decides.
+    """
+    limits: tuple[Float32Array, ...] = ()
+    """Shapes `(n, 2)` in frame pixels: nothing changes outside their union; none = no limit."""
+    color: Float32Array | None = None
+    """An affine change of RGB levels, `(3, 4)`; None leaves the colors as they were painted."""
 
 
 PLAIN_BLEND = Blend()
@@ -54,60 +57,72 @@ PLAIN_BLEND = Blend()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InspectedFace:
-    """What a frame alone tells of a painted face. `to_frame (2, 3)`: scene → frame pixels.
-    `painted_mesh`: FaceMesh's points of it, float32 `(468, 2)` in frame pixels, None where there is
-    no face. `outlines (36, 2)`: of the frame's own face and the painted one in the scene. `within`:
-    see `Blend`. `color`: see `match_color`.
-    """
+    """What one frame alone tells about its painted face."""
 
     to_frame: Float64Array
+    """Shape `(2, 3)`: pixels of the view of the head → frame pixels."""
+    source_outline: Float32Array | None
+    """Outline `(36, 2)` of the frame's face in the view; None where FaceMesh finds no face."""
+    painted_outline: Float32Array | None
+    """The same of the painted face."""
     painted_mesh: Float32Array | None
-    outlines: tuple[Float32Array | None, ...]
-    within: tuple[Float32Array, ...]
+    """FaceMesh's points of the painted face, float32 `(468, 2)` in frame pixels; None without a
+    face.
+    """
+    limits: tuple[Float32Array, ...]
+    """See `Blend`."""
+    color: Float32Array | None
+    """See `match_color`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RunningMeans:
+    """Means over the frames of a track until `time_s`; None where no frame had a value."""
+
+    time_s: Fraction
+    source_outline: Float32Array | None
+    painted_outline: Float32Array | None
     color: Float32Array | None
 
 
 class FaceBlender:
-    """How painted faces are fitted in: each by `inspect_face`, in any thread, then in order by
-    `blend`.
+    """Finds how painted faces fit into their frames: each by `inspect_face`, in any thread, then in
+    order by `blend`.
 
     Args:
         mesher: finds the outline of painted faces.
-        paste: "face" pastes within the outline of the source's and the painted face, "mask" all
+        paste: "face" pastes within the outlines of the source's and the painted face, "mask" all
             that was painted.
     """
 
     def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
         self._mesher = mesher
-        self._whole = paste == "mask"
-        # Of each: the time and the running means of the outlines `(36, 2)` in scene pixels, and of
-        # the color.
-        self._tracks: dict[int, tuple[Fraction, tuple[Float32Array | None, ...]]] = {}
+        self._pastes_mask = paste == "mask"
+        self._tracks: dict[int, _RunningMeans] = {}
 
     def inspect_face(
         self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face
     ) -> InspectedFace:
-        """What `blend` needs of the frame; more than half of the work."""
-        matrix, source, result = scene_of(picture, face, painted)
-        around = align.transformed_face(tracked, matrix)
-        to_frame = align.inverse(matrix)
-        own = around.landmarks
-        new = self._mesher.mesh(result, around)
-        if own is None or own.shape != (POINTS, 2):
-            own = self._mesher.mesh(source, around)
-        outlines = tuple(None if mesh is None else mesh[OVAL] for mesh in (own, new))
-        within = self._to_paste(outlines, to_frame)
-        color = (
-            None
-            if own is None or new is None
-            else match_color(source, result, len(face.image), (own, new))
-        )
+        """Returns what `blend` needs of the frame; more than half of the work."""
+        view = view_head(picture, face, painted)
+        to_frame = inverse(view.from_frame)
+        around = transformed_face(tracked, view.from_frame)
+        painted_mesh = self._mesher.mesh(view.painted, around)
+        source_mesh = around.landmarks
+        if source_mesh is None or source_mesh.shape != (POINTS, 2):
+            source_mesh = self._mesher.mesh(view.source, around)
+
+        source_outline = _oval(source_mesh)
+        painted_outline = _oval(painted_mesh)
+        limits = self._to_paste(source_outline, painted_outline, to_frame)
+        color = None
+        mesh_in_frame = None
+        if painted_mesh is not None:
+            mesh_in_frame = transformed(painted_mesh, to_frame)
+            if source_mesh is not None:
+                color = match_color(view, source_mesh, painted_mesh)
         return InspectedFace(
-            to_frame,
-            None if new is None else align.transformed(new, to_frame),
-            outlines,
-            within,
-            color,
+            to_frame, source_outline, painted_outline, mesh_in_frame, limits, color
         )
 
     def restart(self) -> None:
@@ -115,41 +130,47 @@ class FaceBlender:
         self._tracks.clear()
 
     def blend(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Blend:
-        """By the running means of a track with a new frame, at `time_s`, not before that of the
-        last one. The mask alone decides where no outline is known.
+        """Adds the frame at `time_s`, not before the last one, to the running means of its track,
+        and returns these for the frame. Without an outline of the source, the mask alone decides.
         """
-        found = (*inspected.outlines, inspected.color)
         self._tracks = {
-            key: each for key, each in self._tracks.items() if time_s - each[0] <= _MEMORY_S
+            key: means for key, means in self._tracks.items() if time_s - means.time_s <= _MEMORY_S
         }
-        last_s, old = self._tracks.get(track_id, (time_s, (None,) * len(found)))
-        passed_s = float(time_s - last_s)
-        each = zip(old, found, _HALF_LIVES_S, strict=True)
-        means = tuple(
-            _mean(before, now, 0.5 ** (passed_s / half_s)) for before, now, half_s in each
-        )
-        self._tracks[track_id] = time_s, means
-        *outlines, color = means
-        return Blend(self._to_paste(outlines, inspected.to_frame), inspected.within, color)
+        source_outline = inspected.source_outline
+        painted_outline = inspected.painted_outline
+        color = inspected.color
+        before = self._tracks.get(track_id)
+        if before is not None:
+            passed_s = float(time_s - before.time_s)
+            kept = 0.5 ** (passed_s / _OUTLINE_HALF_LIFE_S)
+            source_outline = _running_mean(before.source_outline, source_outline, kept)
+            painted_outline = _running_mean(before.painted_outline, painted_outline, kept)
+            color = _running_mean(before.color, color, 0.5 ** (passed_s / _COLOR_HALF_LIFE_S))
+        self._tracks[track_id] = _RunningMeans(time_s, source_outline, painted_outline, color)
+        outlines = self._to_paste(source_outline, painted_outline, inspected.to_frame)
+        return Blend(outlines, inspected.limits, color)
 
     def _to_paste(
-        self, outlines: Sequence[Float32Array | None], back: Float64Array
+        self, source: Float32Array | None, painted: Float32Array | None, to_frame: Float64Array
     ) -> tuple[Float32Array, ...]:
-        """The outlines, by `back` in frame pixels, of what to paste; none for the whole mask, or if
-        unknown.
-        """
-        source, painted = outlines
-        if self._whole or source is None:
+        """Returns the shapes to paste, in frame pixels, for two outlines in the view."""
+        if self._pastes_mask or source is None:
             return ()
-        return tuple(
-            align.transformed(each, back)
-            for each in covering(source, source if painted is None else painted, _REACH_PX)
-        )
+        if painted is None:
+            painted = source
+        covering = cover_chin(source, painted, _REACH_PX)
+        return transformed(covering, to_frame), transformed(painted, to_frame)
 
 
-def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Float32Array | None:
-    if old is None or new is None:
-        if old is None:
-            return new
+def _oval(mesh: Float32Array | None) -> Float32Array | None:
+    return None if mesh is None else mesh[OVAL]
+
+
+def _running_mean(
+    old: Float32Array | None, new: Float32Array | None, kept: float
+) -> Float32Array | None:
+    if old is None:
+        return new
+    if new is None:
         return old
     return np.asarray(new + kept * (old - new), np.float32)

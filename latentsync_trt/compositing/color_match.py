@@ -1,32 +1,12 @@
-"""A small picture of a head before and after painting: the faces' outlines in it, and a color
-correction. Pure.
-"""
-
-from functools import lru_cache
+"""Brings the colors of a painted face closest to those of the source. Pure."""
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from latentsync_trt.compositing.head_view import VIEW_PX, HeadView
 from latentsync_trt.compositing.outline import OVAL, draw
-from latentsync_trt.face.align import cut, mouth_mask, rescaled
-from latentsync_trt.types import (
-    AlignedFace,
-    Float32Array,
-    Float64Array,
-    Picture,
-    UInt8Array,
-    UInt16Array,
-)
-
-SCENE_PX = 224
-CROP_PX = (120, 160)
-_LEFT_PX = 50
-_TOP_PX = 42
-"""Size and place of the crop: around it the whole head is seen, at about the size that the mesh
-network takes.
-"""
-_CROP = slice(_TOP_PX, _TOP_PX + CROP_PX[1]), slice(_LEFT_PX, _LEFT_PX + CROP_PX[0])
+from latentsync_trt.types import Float32Array, UInt8Array
 
 _LIPS = np.array(
     [
@@ -37,123 +17,102 @@ _LIPS = np.array(
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
 _SHRINK = 2
-"""Faces are compared at half the scene's size: textures, which a network blurs, do not count as
+"""Faces are compared at half the size of a view: textures, which a network blurs, do not count as
 contrast.
 """
-_WIDTH_PX = 6
-"""Width of the ring in which they are compared: a tenth of the crop."""
-_INNER, _INSIDE, _AROUND = (
-    np.ones((side_px, side_px), np.uint8) for side_px in (2 * _WIDTH_PX + 1, 3, 5)
-)
+_RING_PX = 6
+"""Width of the ring in which faces are compared: a tenth of the crop."""
+_RING_KERNEL = np.ones((2 * _RING_PX + 1, 2 * _RING_PX + 1), np.uint8)
+_SKIN_KERNEL = np.ones((3, 3), np.uint8)
+_LIPS_KERNEL = np.ones((5, 5), np.uint8)
+"""Skin is eroded, and lips are widened, by these: pixels at their edges show a mixture."""
 
-_HALF = 128
-"""Of 255: pixels that are covered by half."""
-_LEAST_PX = 40
+_HALF_COVERED = 128
+"""Level of a pixel, of 255, that a drawn shape covers by half."""
+_LEAST_SKIN_PX = 40
 """Fewer pixels of skin say nothing."""
-_RIDGE = 100.0
+_VARIANCE_RIDGE = 100.0
 """Variance in levels² below which a difference in contrast says little."""
-_SAME_SHARE = 0.85
-"""Part of the ring that is compared, without the pixels that differ most: hair or another chin, not
-skin.
-"""
-_MOST_GAIN = 1.2
-_MOST_SHIFT = 20.0
-"""Larger corrections, in 8-bit levels, mean that the two do not show the same."""
-
-
-@lru_cache(maxsize=2)
-def _generated(resolution_px: int) -> UInt8Array:
-    """255 where a scene differs after painting at a network's resolution, else 0: uint8 `(224,
-    224)`.
-    """
-    generated = np.zeros((SCENE_PX, SCENE_PX), np.uint8)
-    generated[_CROP][
-        cv2.resize(mouth_mask(resolution_px), CROP_PX, interpolation=cv2.INTER_AREA) < 0.5
-    ] = 255
-    return generated
-
-
-def scene_of(
-    picture: Picture, face: AlignedFace, painted: UInt16Array
-) -> tuple[Float64Array, UInt8Array, UInt8Array]:
-    """The head around an aligned `face`, before and after it was `painted`, uint16 `(r, r, 3)` RGB,
-    257 × level.
-
-    Returns `(2, 3)`, frame → scene pixels; both pictures, uint8 `(224, 224, 3)` RGB, black outside
-    the frame.
-    """
-    matrix = rescaled(face, CROP_PX)
-    matrix[:, 2] += _LEFT_PX, _TOP_PX
-    source = cut(picture, matrix, (SCENE_PX, SCENE_PX), outside=0)
-    small, levels = (np.empty((*CROP_PX[::-1], 3), dtype) for dtype in (np.uint16, np.uint8))
-    cv2.resize(painted, CROP_PX, dst=small, interpolation=cv2.INTER_AREA)
-    cv2.convertScaleAbs(small, dst=levels, alpha=1 / 257)
-    result = source.copy()
-    cv2.copyTo(levels, _generated(len(face.image))[_CROP], result[_CROP])
-    return matrix, source, result
+_SKIN_SHARE = 0.85
+"""Part of the ring that is compared; the pixels that differ most are hair or another chin."""
+_MAX_GAIN = 1.2
+_MAX_SHIFT = 20.0
+"""Larger changes, in 8-bit levels, mean that both faces do not show the same."""
 
 
 def match_color(
-    source: UInt8Array,
-    painted: UInt8Array,
-    resolution_px: int,
-    meshes: tuple[Float32Array, Float32Array],
+    view: HeadView, source_mesh: Float32Array, painted_mesh: Float32Array
 ) -> Float32Array | None:
-    """Gain, and offset in levels, per channel: `(2, 3)` float32, which bring the painted face
-    closest to the source's.
+    """Returns the affine change of RGB levels, `(3, 4)`, that brings the painted face closest to
+    the source's.
 
     They are compared in a ring of skin: inside the edge of what is pasted and inside both faces,
-    without the lips. None if that is too small.
+    without the lips. None where that ring is too small.
 
     Args:
-        source, painted: pictures of `scene_of`. resolution_px: of the network.
-        meshes: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
+        source_mesh, painted_mesh: FaceMesh's points of both faces, float32 `(468, 2)` in pixels of
+            the view.
     """
-    ring = _ring(_shrunk(_generated(resolution_px)), meshes)
-    if ring.size < _LEAST_PX:
+    ring = _ring_of_skin(_shrunk(view.generated), source_mesh, painted_mesh)
+    if ring.size < _LEAST_SKIN_PX:
         return None
-    both = (
-        np.concatenate([_shrunk(source), _shrunk(painted)], axis=2)
-        .reshape(-1, 6)[ring]
-        .astype(np.float32)
-    )
-    apart = both[:, :3] - both[:, 3:]
-    middle = ring.size // 2
-    strange = np.abs(apart - np.partition(apart, middle, axis=0)[middle]).sum(axis=1)
-    limit = int(_SAME_SHARE * (ring.size - 1))
-    both = both[np.argpartition(strange, limit)[: limit + 1]]
-    means = both.mean(axis=0)
-    both -= means
-    shared = both.T @ both / np.float32(len(both))
-    contrast, own = np.diag(shared).reshape(2, 3)
-    alike = np.diag(shared, 3) / (np.sqrt(contrast * own) + _RIDGE)
-    gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
-    gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
-    shift = np.clip(means[:3] - means[3:], -_MOST_SHIFT, _MOST_SHIFT)
-    return np.stack([gain, shift + (1 - gain) * means[3:]]).astype(np.float32)
+    source_skin = _shrunk(view.source).reshape(-1, 3)[ring].astype(np.float32)
+    painted_skin = _shrunk(view.painted).reshape(-1, 3)[ring].astype(np.float32)
+    same = _most_alike(source_skin - painted_skin)
+    source_skin = source_skin[same]
+    painted_skin = painted_skin[same]
+
+    source_mean = source_skin.mean(axis=0)
+    painted_mean = painted_skin.mean(axis=0)
+    deviations = np.hstack([source_skin - source_mean, painted_skin - painted_mean])
+    covariances = deviations.T @ deviations / np.float32(len(deviations))
+    source_variance, painted_variance = np.diag(covariances).reshape(2, 3)
+
+    # Contrast is matched as far as both show the same texture.
+    covariance = np.diag(covariances, 3)
+    correlation = covariance / (np.sqrt(source_variance * painted_variance) + _VARIANCE_RIDGE)
+    variance_ratio = (source_variance + _VARIANCE_RIDGE) / (painted_variance + _VARIANCE_RIDGE)
+    gain = 1 + np.clip(correlation, 0, 1) * (np.sqrt(variance_ratio) - 1)
+    gain = np.clip(gain, 1 / _MAX_GAIN, _MAX_GAIN)
+    shift = np.clip(source_mean - painted_mean, -_MAX_SHIFT, _MAX_SHIFT)
+    offset = shift + (1 - gain) * painted_mean
+    return np.column_stack([np.diag(gain), offset])
 
 
-def _ring(generated: UInt8Array, meshes: tuple[Float32Array, Float32Array]) -> NDArray[np.intp]:
-    """The indices of its pixels."""
-    canvases = np.zeros((3, *generated.shape), np.uint8)
-    one, other, lips = canvases
-    for face, mesh in zip((one, other), meshes, strict=True):
+def _most_alike(differences: Float32Array) -> NDArray[np.intp]:
+    """Returns the indices of the pixels whose `differences (n, 3)` are closest to the usual one."""
+    middle = len(differences) // 2
+    usual = np.partition(differences, middle, axis=0)[middle]
+    strangeness = np.abs(differences - usual).sum(axis=1)
+    last = int(_SKIN_SHARE * (len(differences) - 1))
+    return np.argpartition(strangeness, last)[: last + 1]
+
+
+def _ring_of_skin(
+    generated: UInt8Array, source_mesh: Float32Array, painted_mesh: Float32Array
+) -> NDArray[np.intp]:
+    """Returns the indices of the pixels of the ring, row by row."""
+    source_face, painted_face, lips = np.zeros((3, *generated.shape), np.uint8)
+    for canvas, mesh in ((source_face, source_mesh), (painted_face, painted_mesh)):
         shrunk = mesh / np.float32(_SHRINK)
-        draw([shrunk[OVAL]], face)
+        draw([shrunk[OVAL]], canvas)
         draw([shrunk[_LIPS]], lips)
-    pasted = np.minimum(generated, np.maximum(one, other)) >= _HALF
-    skin = np.minimum(one, other, out=one)
-    inner = other
-    cv2.erode(skin, _INSIDE, dst=skin)
-    cv2.dilate(lips, _AROUND, dst=lips)
+    either_face = np.maximum(source_face, painted_face)
+    pasted = np.minimum(generated, either_face) >= _HALF_COVERED
+
+    skin = np.minimum(source_face, painted_face, out=source_face)
+    cv2.erode(skin, _SKIN_KERNEL, dst=skin)
+    cv2.dilate(lips, _LIPS_KERNEL, dst=lips)
     cv2.subtract(skin, lips, dst=skin)
-    cv2.erode(pasted.view(np.uint8), _INNER, dst=inner)
-    return np.flatnonzero((pasted & (skin >= _HALF)) > inner)
+
+    inner = painted_face
+    cv2.erode(pasted.view(np.uint8), _RING_KERNEL, dst=inner)
+    return np.flatnonzero((pasted & (skin >= _HALF_COVERED)) > inner)
 
 
 def _shrunk(image: UInt8Array) -> UInt8Array:
-    """A scene at the size at which faces are compared."""
-    small = np.empty((*[SCENE_PX // _SHRINK] * 2, *image.shape[2:]), np.uint8)
-    return np.asarray(
-        cv2.resize(image, small.shape[:2], dst=small, interpolation=cv2.INTER_AREA), np.uint8
-    )
+    """Returns a picture of a view at the size at which faces are compared."""
+    side_px = VIEW_PX // _SHRINK
+    small = np.empty((side_px, side_px, *image.shape[2:]), np.uint8)
+    cv2.resize(image, (side_px, side_px), dst=small, interpolation=cv2.INTER_AREA)
+    return small

@@ -13,12 +13,12 @@ _GROUP = "latentsync_trt.enhancers"
 arguments.
 """
 
-_WHITE = np.float32(65535)
+_FULL_LEVEL = np.float32(65535)
 
 
 def load_enhancer(name: str) -> Enhancer:
-    """The enhancer with the entry point `name`; raises `InputError` if there is none, or it cannot
-    be used.
+    """Returns the enhancer with the entry point `name`; raises `InputError` if there is none, or it
+    cannot be used.
     """
     try:
         make: Callable[[], Enhancer] = check_enhancer(name).load()
@@ -37,8 +37,8 @@ def load_enhancer(name: str) -> Enhancer:
 
 
 def check_enhancer(name: str) -> EntryPoint:
-    """The entry point of an installed enhancer, without importing it; raises `InputError` if there
-    is none.
+    """Returns the entry point of an installed enhancer, without importing it; raises `InputError`
+    if there is none.
     """
     installed = entry_points(group=_GROUP)
     if name not in installed.names:
@@ -52,21 +52,23 @@ def check_enhancer(name: str) -> EntryPoint:
 
 
 def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
-    """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it,
-    perhaps larger.
+    """Returns the face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer`
+    improves it, perhaps larger.
 
     Raises `InputError` if that is no square RGB picture of at least that size, or holds NaN or
     infinity.
     """
-    found = np.asarray(enhancer.enhance(np.asarray(painted / _WHITE, np.float32)))
-    is_finite = found.dtype.kind == "f" and bool(np.isfinite(found).all())
-    if not is_finite or found.shape != (*found.shape[:1] * 2, 3) or len(found) < len(painted):
-        if is_finite:
-            kind = f"{found.dtype} {found.shape}"
-        else:
-            kind = f"{found.dtype}, NaN or infinity"
-        wanted = f"a float32 array (n, n, 3) in [0, 1], n at least {len(painted)}"
-        raise InputError(
-            f"enhancer {type(enhancer).__name__}: enhance returned {kind}; it must return {wanted}"
-        )
-    return np.rint(np.clip(found, 0, 1) * _WHITE).astype(np.uint16)
+    levels = np.asarray(painted / _FULL_LEVEL, np.float32)
+    result = np.asarray(enhancer.enhance(levels))
+    is_finite = result.dtype.kind == "f" and bool(np.isfinite(result).all())
+    is_square = result.shape == (*result.shape[:1] * 2, 3)
+    if is_finite and is_square and len(result) >= len(painted):
+        return np.rint(np.clip(result, 0, 1) * _FULL_LEVEL).astype(np.uint16)
+    if is_finite:
+        kind = f"{result.dtype} {result.shape}"
+    else:
+        kind = f"{result.dtype}, NaN or infinity"
+    raise InputError(
+        f"enhancer {type(enhancer).__name__}: enhance returned {kind}; it must return "
+        f"a float32 array (n, n, 3) in [0, 1], n at least {len(painted)}"
+    )

@@ -1,16 +1,15 @@
-"""Outlines of faces: where the painted face replaces the source's, and as pictures. Pure."""
+"""Outlines of faces: where a painted face replaces the source's, and outlines as pictures. Pure."""
 
 from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
-from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import Complex128Array, Float32Array, Float64Array, UInt8Array
 
 FEATHER_PERCENT = 1.25
-"""Part of the pasted square's side over which a painted face fades out: the seam is hidden, and the
-source's lips are.
+"""Part of the pasted square's side over which a painted face fades out: that hides the seam, and
+still covers the source's lips.
 """
 
 OVAL = np.array(
@@ -21,26 +20,24 @@ OVAL = np.array(
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
 
-_SIDE = 0.6
-_BELOW = 0.85
-"""Vertical components of directions, as seen from the center: from the one to the other, jaws
-become chins.
+_JAW_DIRECTION = 0.6
+_CHIN_DIRECTION = 0.85
+"""Vertical components of directions, as seen from the center of a face: from the first to the
+second, jaws become chins.
 """
-_FROM = 0.25
-_TO = 0.6
-"""Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the
-lower chin; above the other all of the reach is needed. Less would leave a part of the lower chin,
-as a line.
+_HIDDEN_GAP = 0.25
+_FULL_GAP = 0.6
+"""Distances between two chins, as parts of the reach. Up to the first, the patch's soft edge hides
+the lower chin; from the second on, all of the reach is needed: less would leave a line of the lower
+chin.
 """
-_LEAST_LENGTH = 1e-12
-"""Squared, of an edge; equal corners have none."""
+_LEAST_SQUARED_LENGTH = 1e-12
+"""Keeps the division by the length of an edge finite, where two corners are equal."""
 _SUBPIXEL_BITS = 4
 
 
-def covering(
-    source: Float32Array, painted: Float32Array, reach_px: float
-) -> tuple[Float32Array, Float32Array]:
-    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is
+def cover_chin(source: Float32Array, painted: Float32Array, reach_px: float) -> Float32Array:
+    """Returns the outline `source (n, 2)`, extended below its chin where the `painted` chin is
     clearly higher.
 
     What is pasted fades out before the edge of the outlines' union, so the source's chin would
@@ -48,54 +45,58 @@ def covering(
     beside the face.
     """
     points = _as_complex(source)
-    outline = _as_complex(painted)
-    away = points - outline.mean()
-    away /= np.maximum(np.abs(away), 1e-6)
-    below = np.clip((away.imag - _SIDE) / (_BELOW - _SIDE), 0, 1)
-    (places,) = below.nonzero()
-    if not places.size:
-        return source, painted
-    chin = slice(places[0], places[-1] + 1)
-    parts = outside_px(source[chin], painted) / reach_px
-    points[chin] += away[chin] * (
-        below[chin] * reach_px * np.clip((parts - _FROM) / (_TO - _FROM), 0, 1)
-    )
-    return points.view(np.float64).astype(np.float32).reshape(source.shape), painted
+    directions = points - _as_complex(painted).mean()
+    directions /= np.maximum(np.abs(directions), 1e-6)
+    chin_share = (directions.imag - _JAW_DIRECTION) / (_CHIN_DIRECTION - _JAW_DIRECTION)
+    chin_share = np.clip(chin_share, 0, 1)
+    (indices,) = chin_share.nonzero()
+    if not indices.size:
+        return source
+    chin = slice(indices[0], indices[-1] + 1)
+    gaps = _outside_px(source[chin], painted) / reach_px
+    needed = np.clip((gaps - _HIDDEN_GAP) / (_FULL_GAP - _HIDDEN_GAP), 0, 1)
+    points[chin] += directions[chin] * (chin_share[chin] * reach_px * needed)
+    return points.view(np.float64).astype(np.float32).reshape(source.shape)
 
 
-def _as_complex(points: Float32Array) -> NDArray[np.complex128]:
-    """A copy of points `(n, 2)` as x + iy."""
+def _as_complex(points: Float32Array) -> Complex128Array:
+    """Returns a copy of points `(n, 2)` as x + iy."""
     return points.astype(np.float64, "C").view(np.complex128)[:, 0]
 
 
-def outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
-    """Distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative inside;
-    float64 `(k,)`.
+def _outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
+    """Returns the distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative
+    inside; float64 `(k,)`.
     """
-    closed = _as_complex(np.concatenate([outline, outline[:1]]))
-    edges = closed[1:] - closed[:-1]
-    back = edges.conj()
-    apart = _as_complex(points)[:, None] - closed
-    is_above = apart.imag > 0
-    apart = apart[:, :-1]
-    turned = apart * back  # dot product + i · cross product
-    along = np.clip(turned.real / np.maximum((edges * back).real, _LEAST_LENGTH), 0, 1)
-    # Of a horizontal line through the point: the edges that cross it on one side.
-    crossed = (is_above[:, 1:] != is_above[:, :-1]) & ((turned.imag > 0) == (edges.imag > 0))
-    distance = np.abs(apart - along * edges).min(axis=1)
-    return np.where(np.logical_xor.reduce(crossed, axis=1), -distance, distance)
+    corners = _as_complex(np.concatenate([outline, outline[:1]]))
+    edges = corners[1:] - corners[:-1]
+    conjugate_edges = edges.conj()
+    squared_lengths = np.maximum((edges * conjugate_edges).real, _LEAST_SQUARED_LENGTH)
+    from_corners = _as_complex(points)[:, None] - corners
+    from_starts = from_corners[:, :-1]
+    products = from_starts * conjugate_edges  # dot product + i · cross product
+    along_edge = np.clip(products.real / squared_lengths, 0, 1)
+    distances = np.abs(from_starts - along_edge * edges).min(axis=1)
+
+    # A horizontal line through a point that is inside crosses an odd number of edges on one side.
+    is_above = from_corners.imag > 0
+    spans_line = is_above[:, 1:] != is_above[:, :-1]
+    is_on_side = (products.imag > 0) == (edges.imag > 0)
+    is_inside = np.logical_xor.reduce(spans_line & is_on_side, axis=1)
+    return np.where(is_inside, -distances, distances)
 
 
-def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
-    """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0,
-    1].
+def filled(outlines: Sequence[Float32Array], size_px: tuple[int, int]) -> Float32Array:
+    """Returns the union of outlines `(n, 2)` (x, y) as a picture of `size_px` (width, height):
+    float32 in [0, 1].
     """
-    union = np.zeros(size[::-1], np.uint8)
+    union = np.zeros(size_px[::-1], np.uint8)
     draw(outlines, union)
     return np.multiply(union, np.float32(1 / 255), dtype=np.float32)
 
 
-def draw(outlines: Sequence[Float32Array], union: UInt8Array) -> None:
+def draw(outlines: Sequence[Float32Array], canvas: UInt8Array) -> None:
+    """Adds filled outlines `(n, 2)` (x, y) to a picture, at level 255, with soft edges."""
     for outline in outlines:
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
-        cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
+        cv2.fillPoly(canvas, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)

@@ -4,6 +4,7 @@ transforms. Pure.
 
 from cmath import phase, rect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from math import ceil, floor, hypot, inf, sqrt
@@ -15,42 +16,70 @@ from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array
 
-# Left brow, right brow and nose, x + iy, in a 75×100 face, which is scaled by 2.8 · resolution /
-# 256.
 _TEMPLATE = (17 + 20j, 58 + 20j, 37.5 + 40j)
+"""Left brow, right brow and nose, x + iy, in a face of `_TEMPLATE_SIZE`."""
 _TEMPLATE_SIZE = (75, 100)
 _ENLARGE_NUMERATOR = 28
 _ENLARGE_DENOMINATOR = 10 * 256
+"""The template is scaled by 2.8 · resolution / 256."""
 
 _NEW_BIAS_SHARE = 0.8
 """Weight of the current frame in the running mean of the nose residual."""
 OUTSIDE = 127
 """Level of crop pixels outside the frame."""
-# Both sides of the region in the 256 × 256 picture of the public release, pixel for pixel: rows,
-# and of each the first generated column and the first kept one beyond. On straight lines in
-# between, rounded.
+
 _DRAWN_PX = 256
-_LEFT = (
-    (95, 129, 170, 179, 189, 196, 207, 214, 217, 219, 222, 232, 235, 237, 238, 241, 242),
-    (9, 9, 12, 17, 23, 29, 39, 48, 52, 56, 60, 80, 87, 93, 95, 108, 131),
+_LEFT_EDGE_ROWS = (
+    95,
+    129,
+    170,
+    179,
+    189,
+    196,
+    207,
+    214,
+    217,
+    219,
+    222,
+    232,
+    235,
+    237,
+    238,
+    241,
+    242,
 )
-_RIGHT = (
-    (95, 127, 128, 169, 178, 196, 205, 213, 222, 228, 231, 234, 239, 242),
-    (247, 247, 248, 245, 240, 228, 220, 212, 200, 190, 184, 176, 165, 153),
-)
+_LEFT_EDGE = (9, 9, 12, 17, 23, 29, 39, 48, 52, 56, 60, 80, 87, 93, 95, 108, 131)
+_RIGHT_EDGE_ROWS = (95, 127, 128, 169, 178, 196, 205, 213, 222, 228, 231, 234, 239, 242)
+_RIGHT_EDGE = (247, 247, 248, 245, 240, 228, 220, 212, 200, 190, 184, 176, 165, 153)
+"""Both sides of the generated region in the 256 × 256 picture of the public release, pixel for
+pixel: the first generated column, and the first kept one beyond. Between these rows they lie on
+straight lines, rounded.
+"""
 _NOSE_ROWS = slice(95, 128)
 _NOSE_COLUMNS = slice(78, 178)
+"""A rectangle of the region that is kept."""
 
-# A bilinear sample needs one more pixel on each side; the second covers rounding.
 _SAMPLE_MARGIN_PX = 2
+"""A bilinear sample needs one more pixel on each side; the second covers rounding."""
 
 
 def crop_size_px(resolution: int) -> tuple[int, int]:
-    """Width and height of the upright crop that is resized to `resolution` × `resolution`."""
-    width, height = (
-        side * _ENLARGE_NUMERATOR * resolution // _ENLARGE_DENOMINATOR for side in _TEMPLATE_SIZE
-    )
-    return width, height
+    """Returns width and height of the upright crop that is resized to `resolution` ×
+    `resolution`.
+    """
+    width, height = _TEMPLATE_SIZE
+    factor = _ENLARGE_NUMERATOR * resolution
+    return width * factor // _ENLARGE_DENOMINATOR, height * factor // _ENLARGE_DENOMINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Three points, x + iy, centered and divided by their spread."""
+
+    points: tuple[complex, ...]
+    center: complex
+    spread: float
+    """The standard deviation of all coordinates together."""
 
 
 def align(
@@ -69,50 +98,46 @@ def align(
         bias: the averaged nose residual, x + iy; None at the start of a track. resolution: the
             network's H = W.
     """
-    face, face_center, face_spread = _normalized([complex(*point) for point in points.tolist()])
-    pose, pose_center, pose_spread = _pose(resolution)
-    residual = pose[2] - face[2]
+    face = _normalized([complex(*point) for point in points.tolist()])
+    pose = _pose(resolution)
+    residual = pose.points[2] - face.points[2]
     if bias is None:
         bias = residual
     else:
         bias = (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
     # The rotation, without reflection, that brings the face closest to the pose.
-    angle = phase(sum(wanted * found.conjugate() for wanted, found in zip(pose, face, strict=True)))
-    linear = rect(pose_spread / face_spread, angle)
-    shift = pose_center - linear * face_center + bias
-    return np.array(
-        [[linear.real, -linear.imag, shift.real], [linear.imag, linear.real, shift.imag]]
-    ), bias
+    pairs = zip(pose.points, face.points, strict=True)
+    angle = phase(sum(in_pose * in_face.conjugate() for in_pose, in_face in pairs))
+    linear = rect(pose.spread / face.spread, angle)
+    shift = pose.center - linear * face.center + bias
+    x_row = [linear.real, -linear.imag, shift.real]
+    y_row = [linear.imag, linear.real, shift.imag]
+    return np.array([x_row, y_row]), bias
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
-    """Cuts the face out of a frame, uint8 `(H, W, 3)` RGB, reading only its rectangle; `matrix`:
-    from `align`.
+    """Cuts a face out of a frame, uint8 `(H, W, 3)` RGB, of which it reads only the face's
+    rectangle; `matrix`: from `align`.
     """
-    size = crop_size_px(resolution)
-    image = np.empty((resolution, resolution, 3), np.uint8)
-    cv2.resize(
-        cut(frame, matrix, size, OUTSIDE),
-        image.shape[:2],
-        dst=image,
-        interpolation=cv2.INTER_LANCZOS4,
-    )
-    return AlignedFace(image, matrix, size)
+    size_px = crop_size_px(resolution)
+    upright = cut(frame, matrix, size_px, OUTSIDE)
+    side_px = (resolution, resolution)
+    image = np.empty((*side_px, 3), np.uint8)
+    cv2.resize(upright, side_px, dst=image, interpolation=cv2.INTER_LANCZOS4)
+    return AlignedFace(image, matrix, size_px)
 
 
 def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside: int) -> UInt8Array:
-    """A picture of `size_px` (width, height); `matrix`: frame → its pixels; `outside`: level beyond
-    the frame.
+    """Returns a picture of `size_px` (width, height); `matrix`: frame pixels → its pixels;
+    `outside`: its level beyond the frame.
     """
-    left, top, right, bottom = frame_rectangle(matrix, size_px, frame.shape, _SAMPLE_MARGIN_PX)
-    if left >= right or top >= bottom:
-        return np.full((size_px[1], size_px[0], 3), outside, np.uint8)
-    part = frame[top:bottom, left:right]
-    place = shifted(matrix, left, top)
-    found = np.empty((size_px[1], size_px[0], 3), np.uint8)
-    return np.asarray(
-        cv2.warpAffine(part, place, size_px, dst=found, borderValue=(outside,) * 3), np.uint8
-    )
+    place = frame_rectangle(matrix, size_px, frame.shape, _SAMPLE_MARGIN_PX)
+    picture = np.full((size_px[1], size_px[0], 3), outside, np.uint8)
+    if not place.is_empty:
+        part = frame[place.top : place.bottom, place.left : place.right]
+        from_part = shifted(matrix, place.left, place.top)
+        cv2.warpAffine(part, from_part, size_px, dst=picture, borderValue=(outside,) * 3)
+    return picture
 
 
 def inverse(matrix: Float64Array) -> Float64Array:
@@ -150,52 +175,87 @@ def transformed_face(face: Face, matrix: Float64Array) -> Face:
 
 
 def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
-    """The face's matrix for a crop resized to `size_px`; pixel centers are half a pixel from the
-    edge in both sizes.
+    """Returns the face's matrix for a crop resized to `size_px`; pixel centers are half a pixel
+    from the edge in both sizes.
     """
-    scales = (new / old for new, old in zip(size_px, face.crop_size_px, strict=True))
-    rows = zip(scales, face.matrix.tolist(), strict=True)
-    return np.array(
-        [[a * scale, b * scale, start * scale + (scale - 1) / 2] for scale, (a, b, start) in rows]
-    )
+    rows = []
+    for row, new_px, old_px in zip(face.matrix.tolist(), size_px, face.crop_size_px, strict=True):
+        rows.append(scaled_row(row, new_px / old_px))
+    return np.array(rows)
+
+
+def scaled_row(row: Sequence[float], scale: float) -> list[float]:
+    """Returns a row of an affine matrix whose result is a coordinate of pixels that are `scale`
+    times as many; their centers lie half a pixel from the edge.
+    """
+    x, y, start = row
+    return [x * scale, y * scale, start * scale + (scale - 1) / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRectangle:
+    """A part of a frame, in pixels; `right` and `bottom` are not in it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        return self.right - self.left, self.bottom - self.top
+
+    @property
+    def is_empty(self) -> bool:
+        return self.left >= self.right or self.top >= self.bottom
 
 
 def frame_rectangle(
     matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...], margin_px: int
-) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom (exclusive) of a crop in the frame plus `margin_px`, clipped to the
-    frame.
+) -> FrameRectangle:
+    """Returns where a crop lies in the frame, with a margin, clipped to the frame.
+
+    Args:
+        matrix: `(2, 3)`, frame → crop pixels. size_px: width and height of the crop.
     """
-    starts = list[int]()
-    ends = list[int]()
-    for (along, across, start), length in zip(
-        inverse(matrix).tolist(), frame_shape[1::-1], strict=True
-    ):
-        # To the centers of the crop's corner pixels.
-        x = along * (size_px[0] - 1)
-        y = across * (size_px[1] - 1)
-        starts.append(min(max(floor(start + (min(0.0, x) + min(0.0, y))) - margin_px, 0), length))
-        ends.append(min(max(ceil(start + (max(0.0, x) + max(0.0, y))) + 1 + margin_px, 0), length))
-    return starts[0], starts[1], ends[0], ends[1]
+    x_row, y_row = inverse(matrix).tolist()
+    left, right = _extent(x_row, size_px, margin_px, frame_shape[1])
+    top, bottom = _extent(y_row, size_px, margin_px, frame_shape[0])
+    return FrameRectangle(left, top, right, bottom)
+
+
+def _extent(
+    row: Sequence[float], size_px: tuple[int, int], margin_px: int, length_px: int
+) -> tuple[int, int]:
+    """Returns start and end of a crop along one axis of a frame with this length."""
+    along, across, start = row
+    # To the centers of the crop's corner pixels.
+    x = along * (size_px[0] - 1)
+    y = across * (size_px[1] - 1)
+    first = floor(start + (min(0.0, x) + min(0.0, y))) - margin_px
+    end = ceil(start + (max(0.0, x) + max(0.0, y))) + 1 + margin_px
+    return min(max(first, 0), length_px), min(max(end, 0), length_px)
 
 
 def square(picture: Picture, aspect: Fraction) -> Picture:
-    """A picture whose pixels are `aspect` times as wide as high, stretched horizontally to square
-    ones.
+    """Returns a picture whose pixels are `aspect` times as wide as high, stretched horizontally to
+    square ones.
     """
     if aspect == 1:
         return picture
-    size = max(1, round(picture.shape[1] * aspect)), picture.shape[0]
-    return np.asarray(
-        cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_LINEAR), np.uint8
-    )
+    size_px = (_square_width_px(picture, aspect), picture.shape[0])
+    wide = cv2.resize(np.asarray(picture), size_px, interpolation=cv2.INTER_LINEAR)
+    return np.asarray(wide, np.uint8)
 
 
 def stretch(picture: Picture, aspect: Fraction) -> Float64Array:
-    """`(2, 3)`: pixels of `picture` → pixels of `square(picture, aspect)`."""
-    scale = max(1, round(picture.shape[1] * aspect)) / picture.shape[1]
-    # Pixel centers lie half a pixel from the edge in both pictures.
-    return np.array([[scale, 0, (scale - 1) / 2], [0, 1, 0]])
+    """Returns `(2, 3)`: pixels of `picture` → pixels of `square(picture, aspect)`."""
+    scale = _square_width_px(picture, aspect) / picture.shape[1]
+    return np.array([scaled_row((1, 0, 0), scale), [0, 1, 0]])
+
+
+def _square_width_px(picture: Picture, aspect: Fraction) -> int:
+    return max(1, round(picture.shape[1] * aspect))
 
 
 def composed(first: Float64Array, then: Float64Array) -> Float64Array:
@@ -205,17 +265,17 @@ def composed(first: Float64Array, then: Float64Array) -> Float64Array:
 
 @lru_cache(maxsize=8)
 def mouth_mask(resolution: int) -> Float32Array:
-    """The mask of an aligned face, H = W = `resolution`: float32 `(H, W)`, 1 = kept, 0 = generated;
-    read-only.
+    """Returns the mask of an aligned face, H = W = `resolution`: float32 `(H, W)`, 1 = kept, 0 =
+    generated; read-only.
 
     Resized as in training, by Lanczos' filter in 8 bits: at other sizes than 256 px, it has values
     in between.
     """
-    rows = np.arange(_DRAWN_PX)[:, None]
-    columns = np.arange(_DRAWN_PX)
-    left, right = (np.rint(np.interp(rows, at, edge)) for at, edge in (_LEFT, _RIGHT))
-    inside = (rows >= _LEFT[0][0]) & (rows <= _LEFT[0][-1]) & (columns >= left) & (columns < right)
-    drawn = np.where(inside, 0, 255).astype(np.uint8)
+    drawn = np.full((_DRAWN_PX, _DRAWN_PX), 255, np.uint8)
+    for row in range(_LEFT_EDGE_ROWS[0], _LEFT_EDGE_ROWS[-1] + 1):
+        left = round(np.interp(row, _LEFT_EDGE_ROWS, _LEFT_EDGE))
+        right = round(np.interp(row, _RIGHT_EDGE_ROWS, _RIGHT_EDGE))
+        drawn[row, left:right] = 0
     drawn[_NOSE_ROWS, _NOSE_COLUMNS] = 255
     resized = cv2.resize(drawn, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
     mask = np.asarray(resized / 255, np.float32)
@@ -231,19 +291,18 @@ def latent_mask(resolution: int) -> Float32Array:
 
 
 @cache
-def _pose(resolution: int) -> tuple[list[complex], complex, float]:
+def _pose(resolution: int) -> _Shape:
     return _normalized(
         [point * _ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR for point in _TEMPLATE]
     )
 
 
-def _normalized(points: Sequence[complex]) -> tuple[list[complex], complex, float]:
-    """Points centered and divided by their spread; the center; the spread (of all coordinates
-    together, n − 1).
-    """
+def _normalized(points: Sequence[complex]) -> _Shape:
+    """Raises `InputError` if the points coincide or are not finite."""
     center = sum(points) / len(points)
-    spread = sqrt(sum(abs(point - center) ** 2 for point in points) / (2 * len(points) - 1))
+    squares = sum(abs(point - center) ** 2 for point in points)
+    spread = sqrt(squares / (2 * len(points) - 1))
     if not 0 < spread < inf:
-        shown = [(point.real, point.imag) for point in points]
-        raise InputError(f"face points {shown} coincide or are not finite", usage=False)
-    return [(point - center) / spread for point in points], center, spread
+        coordinates = [(point.real, point.imag) for point in points]
+        raise InputError(f"face points {coordinates} coincide or are not finite", usage=False)
+    return _Shape(tuple((point - center) / spread for point in points), center, spread)

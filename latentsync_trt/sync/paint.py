@@ -339,4 +339,4 @@ class Composer:
 
 def _people(job: FrameJob) -> PaintedPeople:
     persons = {target.person for target in job.targets}
-    return job.frame.time_s, persons, None if job.seen is None else job.seen.shot
+    return PaintedPeople(job.frame.time_s, persons, None if job.seen is None else job.seen.shot)
