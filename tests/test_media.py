@@ -18,7 +18,7 @@ import pytest
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import Mixer, channel_shares, sound_blocks
 from latentsync_trt.media.color import planes_from_rgb
-from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, kept_on_disk, picture_info
+from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, keep_on_disk, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed
 from latentsync_trt.types import Frame, UInt8Array
@@ -68,7 +68,7 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
     )
     folder = tmp_path / "out"
     folder.mkdir()
-    kept = [*read_frames(clip, store=partial(kept_on_disk, folder=folder))]
+    kept = [*read_frames(clip, store=partial(keep_on_disk, folder=folder))]
     for one, other in zip(kept, read_frames(clip), strict=True):
         assert one.planes is not None
         assert other.planes is not None
@@ -83,7 +83,7 @@ def test_pictures_on_disk_are_the_same(tmp_path: Path, pixel_format: str) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is in memory of files")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts pages of files apart")
 def test_pictures_on_disk_take_no_memory_while_they_wait(tmp_path: Path) -> None:
-    planes = kept_on_disk(
+    planes = keep_on_disk(
         planes_from_rgb(
             np.zeros((4000, 4000, 3), np.uint8), picture_info(4000, 4000, rgb=True).color
         ),

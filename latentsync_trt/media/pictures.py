@@ -3,9 +3,10 @@ encoder.
 """
 
 import mmap
+import sys
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -22,6 +23,7 @@ from latentsync_trt.media.color import (
     apply_patch,
     codes_to_rgb,
     coding_of,
+    covering,
     hdr_values,
     interleaved_codes,
     planes_from_rgb,
@@ -32,30 +34,35 @@ from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.hdr import hdr_curve
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
 
-_SMALL_PX = 480
-# Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits
-# between stages. Decoder and encoder take as much again. In 1.2 GB, frames of 3840×2160 stay in
-# memory up to 30 frames/s.
-_IN_FLIGHT_BYTES = 1_200_000_000
+_SMALL_HEIGHT_PX = 480
 
-TILE_PX = 64  # side of a tile; even, as a chroma sample covers two pixels
-_WHITE = 255
+_IN_FLIGHT_BYTES = 1_200_000_000
+"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits
+between stages. Decoder and encoder take as much again. Frames of 3840×2160 stay in memory up to 30
+frames/s.
+"""
+
+TILE_PX = 64
+"""Side of a tile; even, as a chroma sample covers two pixels."""
+_TILE_ROWS_AT_ONCE = 1024 // TILE_PX
+"""Rows of tiles converted at once: a whole 8K picture would need three times its memory."""
+
+_RGB_WHITE = 255
 _DEEP_WHITE = 65535
-# Rows of tiles converted at once: a whole 8K picture would need three times its memory.
-_MOST_ROWS = 1024 // TILE_PX
 
 
 class LazyRgb:
-    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr` renders it. Thread-safe. It is
-    converted tile by tile on first access, as faces fill a small part of most pictures; with the
-    tiles around, as the next stage reads a little more. Raises as `coding_of`.
+    """A `types.Picture` of `planes`, chroma repeated, HDR as `hdr.py` renders it. Thread-safe.
+
+    It is converted tile by tile on first access, as faces fill a small part of most pictures; with
+    the tiles around, as the next stage reads a little more. Raises as `coding_of`.
     """
 
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
-        self.shape = height, width, 3
+        self.shape = (height, width, 3)
         self._planes = planes
-        self._hdr = hdr_curve(planes.color.transfer)
+        self._curve = hdr_curve(planes.color.transfer)
         self._coding = coding_of(planes.color, width, height, planes.bits)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
         self.forget()
@@ -63,25 +70,21 @@ class LazyRgb:
     def forget(self) -> None:
         """Gives back the memory of what was converted; who looks again waits for it again."""
         height, width, _ = self.shape
+        rows = covering(0, height, TILE_PX).stop
+        columns = covering(0, width, TILE_PX).stop
         with self._lock:
             self._rgb = np.empty(self.shape, np.uint8)
-            self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
+            self._is_missing = np.ones((rows, columns), np.bool_)
 
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
-        """A read-only part, given by two slices without steps."""
-        (top, bottom, _), (left, right, _) = (
-            span.indices(size) for span, size in zip(place, self.shape, strict=False)
-        )
-        rows = slice(top // TILE_PX, -(-bottom // TILE_PX))
-        columns = slice(left // TILE_PX, -(-right // TILE_PX))
+        """Returns a read-only part, which two slices without steps name."""
+        top, bottom, _ = place[0].indices(self.shape[0])
+        left, right, _ = place[1].indices(self.shape[1])
+        rows = covering(top, bottom, TILE_PX)
+        columns = covering(left, right, TILE_PX)
         with self._lock:
-            if self._missing[rows, columns].any():
-                top = max(0, rows.start - 1)
-                bottom = min(rows.stop + 1, len(self._missing))
-                columns = slice(max(0, columns.start - 1), columns.stop + 1)
-                for row in range(top, bottom, _MOST_ROWS):
-                    self._convert(row, min(row + _MOST_ROWS, bottom), columns.start, columns.stop)
-                self._missing[top:bottom, columns] = False
+            if self._is_missing[rows, columns].any():
+                self._convert_around(rows, columns)
             part = self._rgb[place]
         part.flags.writeable = False
         return part
@@ -89,66 +92,92 @@ class LazyRgb:
     def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> UInt8Array:
         return np.array(self[:, :], dtype, copy=copy)
 
-    def _convert(self, top: int, bottom: int, left: int, right: int) -> None:
+    def _convert_around(self, rows: slice, columns: slice) -> None:
+        """Converts tiles, and those beside them."""
+        top = max(0, rows.start - 1)
+        bottom = min(rows.stop + 1, len(self._is_missing))
+        left = max(0, columns.start - 1)
+        right = columns.stop + 1
+        columns_px = slice(left * TILE_PX, right * TILE_PX)
+        for first in range(top, bottom, _TILE_ROWS_AT_ONCE):
+            last = min(first + _TILE_ROWS_AT_ONCE, bottom)
+            self._convert(slice(first * TILE_PX, last * TILE_PX), columns_px)
+        self._is_missing[top:bottom, left:right] = False
+
+    def _convert(self, rows: slice, columns: slice) -> None:
+        """Converts pixels; the slices may reach beyond the picture."""
         import cv2  # not where inputs are checked, which need other parts of this module
 
-        tiles = self._rgb[top * TILE_PX : bottom * TILE_PX, left * TILE_PX : right * TILE_PX]
-        height, width, _ = tiles.shape
-        y = top * TILE_PX
-        x = left * TILE_PX
-        whole = interleaved_codes(self._planes, slice(y, y + height), slice(x, x + width))
-        if self._hdr is not None:
-            tiles[:] = self._hdr.sdr[hdr_values(whole, self._coding)]
+        rgb = self._rgb[rows, columns]
+        bottom = rows.start + rgb.shape[0]
+        right = columns.start + rgb.shape[1]
+        codes = interleaved_codes(
+            self._planes, slice(rows.start, bottom), slice(columns.start, right)
+        )
+        if self._curve is not None:
+            rgb[:] = self._curve.sdr[hdr_values(codes, self._coding)]
         elif self._planes.bits == 8:
-            cv2.transform(whole, codes_to_rgb(self._coding, _WHITE), dst=tiles)
+            cv2.transform(codes, codes_to_rgb(self._coding, _RGB_WHITE), dst=rgb)
         else:
-            deep = cv2.transform(whole.astype(np.uint16), codes_to_rgb(self._coding, _DEEP_WHITE))
-            tiles[:] = cv2.convertScaleAbs(deep, alpha=_WHITE / _DEEP_WHITE)
+            matrix = codes_to_rgb(self._coding, _DEEP_WHITE)
+            deep = cv2.transform(codes.astype(np.uint16), matrix)
+            rgb[:] = cv2.convertScaleAbs(deep, alpha=_RGB_WHITE / _DEEP_WHITE)
 
 
 def max_frames_in_memory(info: VideoInfo) -> int:
-    if VideoFormat(info.pixel_format).components[0].bits == 8:
-        sample_bytes = 1
-    else:
-        sample_bytes = 2
+    """Returns how many frames of a video may wait in memory between stages."""
+    is_deep = VideoFormat(info.pixel_format).components[0].bits > 8
+    sample_bytes = 2 if is_deep else 1
     return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
 
 
-def kept_on_disk(planes: YuvPlanes, folder: Path) -> YuvPlanes:
-    """The same planes, read-only, mapped from a file without a name in `folder`, which ends with
-    them. Raises `OutputError`.
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanesOnDisk(YuvPlanes):
+    """Read-only planes in a file without a name, which ends with them."""
+
+    pages: mmap.mmap = field(kw_only=True)
+
+
+def keep_on_disk(planes: YuvPlanes, folder: Path) -> PlanesOnDisk:
+    """Returns the same planes in a file in `folder`; raises `OutputError` if it cannot be
+    written.
     """
-    arrays = [np.ascontiguousarray(plane) for plane in (planes.y, planes.u, planes.v)]
     try:
         with TemporaryFile(dir=folder) as file:
-            for array in arrays:
-                file.write(array.data)
+            for plane in (planes.y, planes.u, planes.v):
+                file.write(np.ascontiguousarray(plane).data)
             file.flush()
-            samples = np.memmap(file, arrays[0].dtype, "r")
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         what = f"cannot keep the large pictures that wait to be painted ({error.strerror})"
         raise OutputError(f"{folder}: {what}; free some space, or write elsewhere") from error
-    parts = np.split(samples, [arrays[0].size, arrays[0].size + arrays[1].size])
-    y, u, v = (part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
-    return replace(planes, y=y, u=u, v=v)
+    samples = np.frombuffer(pages, planes.y.dtype)
+    luma, blue, red = np.split(samples, [planes.y.size, planes.y.size + planes.u.size])
+    return PlanesOnDisk(
+        luma.reshape(planes.y.shape),
+        blue.reshape(planes.u.shape),
+        red.reshape(planes.v.shape),
+        planes.color,
+        planes.bits,
+        pages=pages,
+    )
 
 
 def forget_on_disk(frame: Frame) -> None:
-    """Gives back the memory of a frame that is `kept_on_disk`, until it is looked at again; does
+    """Gives back the memory of a frame whose planes are on disk, until it is looked at again; does
     nothing to others.
     """
-    pages = None if frame.planes is None else getattr(frame.planes.y, "_mmap", None)
-    if pages is None:
+    if not isinstance(frame.planes, PlanesOnDisk):
         return
     if isinstance(frame.picture, LazyRgb):
         frame.picture.forget()
-    if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows, which takes pages of files back itself
-        pages.madvise(mmap.MADV_DONTNEED)
+    if sys.platform != "win32":  # which takes pages of files back itself
+        frame.planes.pages.madvise(mmap.MADV_DONTNEED)
 
 
 def without_rgb(frame: Frame) -> Frame:
-    """The same frame, without what was converted of its planes: one that waits to be encoded needs
-    these only.
+    """Returns the same frame without what was converted of its planes: one that waits to be encoded
+    needs these only.
     """
     if frame.planes is None:
         return frame
@@ -156,16 +185,32 @@ def without_rgb(frame: Frame) -> Frame:
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
-    """The source of frames without planes: 8-bit RGB, written as that, or as 4:2:0 in BT.709."""
-    color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
-    form, place = ("gbrp", None) if rgb else ("yuv420p", (1, 1))
-    return VideoInfo(width_px, height_px, None, form, False, Fraction(1), color, chroma_place=place)
+    """Returns the properties of a source whose frames have no planes: 8-bit RGB, written as that,
+    or as 4:2:0 in BT.709.
+    """
+    if rgb:
+        color = ColorTags(BT709, BT709, RGB_IDENTITY, full_range=True)
+        return VideoInfo(width_px, height_px, None, "gbrp", False, Fraction(1), color)
+    color = ColorTags(BT709, BT709, BT709, full_range=False)
+    return VideoInfo(
+        width_px, height_px, None, "yuv420p", False, Fraction(1), color, chroma_place=(1, 1)
+    )
+
+
+def _planes_of(frame: Frame, info: VideoInfo) -> YuvPlanes:
+    if frame.planes is None:
+        return planes_from_rgb(frame.rgb, info.color)
+    return frame.planes
 
 
 class PictureMaker:
     """Makes frames with their patches pictures of the encoder's format, with its color tags.
+
     Samples without a patch are those of the source, unless the encoder has another format. Not
-    thread-safe. `info`: of the source, with the color of frames without planes.
+    thread-safe.
+
+    Args:
+        info: of the source, with the color of frames without planes.
     """
 
     def __init__(self, info: VideoInfo, encoder: VideoEncoder) -> None:
@@ -174,23 +219,20 @@ class PictureMaker:
         self._reformatter = VideoReformatter()
 
     def frame(self, frame: Frame, patches: Iterable[Patch] = ()) -> VideoFrame:
-        """The picture to encode; later patches cover earlier ones. It has no time stamp."""
+        """Returns the picture to encode, without a time stamp; later patches cover earlier ones."""
         encoder = self._encoder
-        if frame.planes is None:
-            planes = planes_from_rgb(frame.rgb, self._info.color)
-        else:
-            planes = frame.planes
+        planes = _planes_of(frame, self._info)
         picture = frame_from_planes(planes, encoder.width_px, encoder.height_px, patches)
         converts = picture.format.name != encoder.pixel_format
         if encoder.frame_tags and (converts or encoder.top_field_first is not None):
             picture = apply_filters([picture], ("setparams", encoder.frame_tags))
-        if converts:
-            own, wanted = (
-                coding_of(tags, picture.width, picture.height)
-                for tags in (planes.color, encoder.color)
-            )
-            picture = convert_format(self._reformatter, picture, encoder.pixel_format, own, wanted)
         color = encoder.color
+        if converts:
+            coding = coding_of(planes.color, picture.width, picture.height)
+            target = coding_of(color, picture.width, picture.height)
+            picture = convert_format(
+                self._reformatter, picture, encoder.pixel_format, coding, target
+            )
         picture.color_primaries = color.primaries
         picture.color_trc = color.transfer
         picture.colorspace = color.matrix
@@ -199,20 +241,19 @@ class PictureMaker:
 
 
 def small_rgb(
-    info: VideoInfo, frame: Frame, patches: Iterable[Patch] = (), most_px: int = _SMALL_PX
+    info: VideoInfo,
+    frame: Frame,
+    patches: Iterable[Patch] = (),
+    max_height_px: int = _SMALL_HEIGHT_PX,
 ) -> UInt8Array:
-    """A frame of the source `info` to look at: uint8 `(h, w, 3)` RGB, h ≤ `most_px`, square pixels;
-    HDR as SDR.
+    """Returns a frame of the source `info` to look at: uint8 `(h, w, 3)` RGB, h ≤ `max_height_px`,
+    square pixels; HDR as SDR.
     """
     import cv2
 
-    if frame.planes is None:
-        planes = planes_from_rgb(frame.rgb, info.color)
-    else:
-        planes = frame.planes
-    rgb = LazyRgb(apply_patch(planes, *patches))[:, :]
-    height_px = min(len(rgb), most_px)
-    width_px = max(1, round(rgb.shape[1] * info.sample_aspect_ratio * height_px / len(rgb)))
-    return np.asarray(
-        cv2.resize(rgb, (width_px, height_px), interpolation=cv2.INTER_AREA), np.uint8
-    )
+    rgb = LazyRgb(apply_patch(_planes_of(frame, info), *patches))[:, :]
+    height, width = rgb.shape[:2]
+    height_px = min(height, max_height_px)
+    width_px = max(1, round(width * info.sample_aspect_ratio * height_px / height))
+    small = cv2.resize(rgb, (width_px, height_px), interpolation=cv2.INTER_AREA)
+    return np.asarray(small, np.uint8)

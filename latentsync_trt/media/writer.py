@@ -322,7 +322,7 @@ def write_preview(video: Path, target: Path, playback: Playback | None = None) -
     says; raises `LatentSyncError`.
     """
     info = probe(video)
-    small_of = partial(small_rgb, info, most_px=_PREVIEW_PX)
+    small_of = partial(small_rgb, info, max_height_px=_PREVIEW_PX)
     shown = read_frames(video, playback or Playback())
     frames = (replace(frame, picture=small_of(frame), planes=None) for frame in shown)
     first = next(frames)

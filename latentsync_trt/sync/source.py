@@ -14,7 +14,7 @@ from latentsync_trt.face.tracker import LOST_TRACK_S, FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.ending import notices_of_ending
-from latentsync_trt.media.pictures import forget_on_disk, kept_on_disk, max_frames_in_memory
+from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
 from latentsync_trt.media.playback import Playback, notices_of_rate
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJob, analyze
@@ -96,7 +96,7 @@ def aligned_frames(
         clock=run.clock,
     )
     store = (
-        partial(kept_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
+        partial(keep_on_disk, folder=end_of_links(inputs.output).parent) if stages.on_disk else None
     )
     frames = stages.entering(read_frames(inputs.video, playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.prepared, name="decode")
