@@ -29,7 +29,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperConfig, WhisperEncoder, origins  # noqa: E402  # noqa: E402
+from latentsync_trt.export.checkpoints import WHISPER_PREFIX, origins  # noqa: E402
+from latentsync_trt.export.networks import WhisperConfig, WhisperEncoder  # noqa: E402
 from latentsync_trt.export.unet import UNet, UNetConfig  # noqa: E402
 from scripts.published import whisper_file  # noqa: E402
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from latentsync_trt.export.networks import WHISPER_DIMS, WhisperConfig, origins
+from latentsync_trt.export.checkpoints import WHISPER_DIMS, origins
+from latentsync_trt.export.networks import WhisperConfig
 
 
 def checkpoint_tensors(network: nn.Module, prefix: str = "") -> dict[str, Tensor]:

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Bundle, read_manifest  # noqa: E402
 from latentsync_trt.quantize.calibrate import open_parent, quantize_bundle  # noqa: E402
 from latentsync_trt.quantize.calibration_options import CalibrateOptions  # noqa: E402
-from latentsync_trt.quantize.steps import ActivationRange, Ranges, layer_names  # noqa: E402
+from latentsync_trt.quantize.layers import layer_names  # noqa: E402
+from latentsync_trt.quantize.ranges import ActivationRange, ActivationRanges  # noqa: E402
 
 AMAX = 4.0
 """About the largest of a million normal numbers."""
@@ -46,7 +47,7 @@ def main() -> None:
     )
 
 
-def made_up_ranges(bundle: Bundle) -> Ranges:
+def made_up_ranges(bundle: Bundle) -> ActivationRanges:
     """The same range for every layer."""
     same = ActivationRange.of_step(AMAX, np.full(1, AMAX, np.float32))
     return dict.fromkeys(layer_names(bundle), same)

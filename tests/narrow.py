@@ -11,8 +11,9 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
+from latentsync_trt.export.checkpoints import WHISPER_PREFIX
 from latentsync_trt.export.export_options import ExportOptions, Sources
-from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperConfig, WhisperEncoder
+from latentsync_trt.export.networks import WhisperConfig, WhisperEncoder
 from latentsync_trt.export.unet import UNet, UNetConfig
 from scripts.published import checkpoint_tensors, whisper_file
 

@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from latentsync_trt.export.syncnet import SyncNet
+from latentsync_trt.export.syncnet import SyncNetModule
 from latentsync_trt.measure.syncnet import EMBEDDING, INPUTS, OUTPUTS
 
 SEED = 11
@@ -21,7 +21,7 @@ def random_weights() -> dict[str, Tensor]:
     out as there.
     """
     torch.manual_seed(SEED)
-    state = SyncNet().state_dict()
+    state = SyncNetModule().state_dict()
     for name, tensor in state.items():
         if name.endswith("running_mean"):
             tensor.normal_(0, 0.3)

@@ -109,7 +109,7 @@ def test_windows_on_demand_equal_those_of_the_whole() -> None:
 
 def test_features_of_real_speech(assets: Path, reference: Path) -> None:
     torch = pytest.importorskip("torch")
-    from latentsync_trt.export.networks import load_whisper
+    from latentsync_trt.export.checkpoints import load_whisper
 
     network = load_whisper(reference / "small" / "whisper.pt", torch.float32)
 

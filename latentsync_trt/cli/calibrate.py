@@ -15,8 +15,13 @@ from latentsync_trt.cli.show import notices_to, progress_bar, say
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, path_exists
-from latentsync_trt.quantize import calibration_options
-from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
+from latentsync_trt.quantize.calibration_options import (
+    CALIBRATE_EXTRA,
+    CALIBRATE_TOOLS,
+    CalibrateOptions,
+    CalibrationClip,
+    clips_in,
+)
 from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.diagnosis import shows_no_gpu
 from latentsync_trt.runtime.providers.table import CPU, CUDA
@@ -41,7 +46,7 @@ from latentsync_trt.runtime.providers.table import CPU, CUDA
 def calibrate(
     bundle: str | None, video: Path | None, provider: str, quiet: bool, **fields: Any
 ) -> None:
-    tool_versions(calibration_options.TOOLS, extra=calibration_options.EXTRA)
+    tool_versions(CALIBRATE_TOOLS, extra=CALIBRATE_EXTRA)
     from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
 
@@ -58,7 +63,7 @@ def calibrate(
         )
     for path in filter(None, (video, audio)):
         check_file(path)
-    given = [] if video is None else [Clip(video, audio or video)]
+    given = [] if video is None else [CalibrationClip(video, audio or video)]
     given += [] if clips is None else clips_in(clips)
     folder, why = find.find_bundle(bundle)
     notice(find.describe_choice(folder, why))

@@ -11,18 +11,22 @@ from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.errors import CheckpointError
-from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions, find_sources
+from latentsync_trt.export.export_options import (
+    EXPORT_EXTRA,
+    EXPORT_TOOLS,
+    ExportOptions,
+    find_sources,
+)
 from latentsync_trt.export.published import (
     LATENTSYNC,
     VAE,
     check_downloads,
-    fetch,
+    download_files,
     find_downloads,
     gigabytes,
 )
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, path_exists, why_missing
-from latentsync_trt.types import Progress
 
 HUB = "huggingface-hub"
 
@@ -36,14 +40,14 @@ def download(model: str) -> None:
     """Interrupted, the same command goes on; what is there needs no network. $HF_ENDPOINT names a
     mirror.
     """
-    tool_versions((HUB,), extra=EXTRA)
+    tool_versions((HUB,), extra=EXPORT_EXTRA)
     downloads = find_downloads(model)
     if downloads:
         check_downloads(downloads)
     with interruption(INTERRUPTED):
         for each in downloads:
             say(each.summary)
-            fetch(each, say)
+            download_files(each, say)
     for repository in (LATENTSYNC[model], VAE):
         echo(f"{repository.folder}: {repository}")
 
@@ -61,7 +65,7 @@ def download(model: str) -> None:
 @flags.quiet_option
 def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) -> None:
     # What is missing is reported before torch is imported, which takes seconds.
-    tool_versions(TOOLS, extra=EXTRA)
+    tool_versions(EXPORT_TOOLS, extra=EXPORT_EXTRA)
     options = flags.build(ExportOptions, fields)
     if syncnet is not None:
         folder = Path(options.output or find.checkpoints_folder())
@@ -83,9 +87,7 @@ def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) ->
     from latentsync_trt.export.exporter import export_bundle
 
     with progress_bar(hidden=quiet) as move:
-        folder = export_bundle(
-            options, lambda stage, share: move(Progress(stage, round(100 * share), 100))
-        )
+        folder = export_bundle(options, move)
     if quiet:
         return
     made = read_manifest(folder)

@@ -16,12 +16,12 @@ from latentsync_trt.cli.export import HUB, INTERRUPTED, export
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.export.export_options import EXTRA, TOOLS, ExportOptions
+from latentsync_trt.export.export_options import EXPORT_EXTRA, EXPORT_TOOLS, ExportOptions
 from latentsync_trt.export.published import (
     LATENTSYNC,
-    Model,
+    PublishedModel,
     check_downloads,
-    fetch,
+    download_files,
     find_downloads,
     gigabytes,
 )
@@ -59,7 +59,12 @@ _MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
 )
 @click.pass_context
 def setup(
-    context: click.RichContext, /, model: Model, provider: str, use: str | None, **fields: Any
+    context: click.RichContext,
+    /,
+    model: PublishedModel,
+    provider: str,
+    use: str | None,
+    **fields: Any,
 ) -> None:
     """Needs no other step before `sync`. Interrupted, or with another GPU, the same command does
     the rest.
@@ -68,7 +73,7 @@ def setup(
         folder = find.remember(use)
         echo(f"{folder}: runs where no --bundle is given ({find.facts(read_manifest(folder))})")
         return
-    tool_versions((*TOOLS, HUB), extra=EXTRA)
+    tool_versions((*EXPORT_TOOLS, HUB), extra=EXPORT_EXTRA)
     selection = select_provider(provider)  # by what loads alone: this tests it
     on_cpu = selection.gpu is None
     precision: Literal["fp16", "fp32"] = fields["precision"] or ("fp32" if on_cpu else "fp16")
@@ -105,7 +110,7 @@ def setup(
         click.confirm("Go on?", default=True, abort=True, err=True)
     with interruption(INTERRUPTED):
         for each in downloads:
-            fetch(each, say)
+            download_files(each, say)
         if not is_exported:
             context.invoke(
                 export, model=model, precision=options.precision, cuda_form=options.cuda_form

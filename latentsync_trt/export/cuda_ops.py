@@ -26,169 +26,184 @@ to open a U-Net.
 """
 
 VERSIONS = {DOMAIN: 1, LAYOUT_DOMAIN: 23, "": 23}
-"""By domain; "" is ONNX's own."""
+"""Versions of the operators by domain; "" is ONNX's own."""
 
-# Widths for which the kernels are compiled: of the GELU's before the split.
 SPLIT_GELU_WIDTHS = frozenset({2560, 5120, 6144, 10240, 12288})
+"""Widths, before the split, for which the kernel of BiasSplitGelu is compiled."""
+
 BIAS_ADD_WIDTHS = frozenset({320, 640, 1280})
+"""Widths for which the kernel of BiasAdd is compiled."""
 
 PACKED_PIXELS = 4
-"""The frames of this many pixels form one sequence in the attention among frames, with a mask
-between pixels: 16 frames alone would leave the kernel's tile mostly empty."""
+"""How many pixels have their frames in one sequence of the attention among frames, with a mask
+between pixels: the 16 frames of one pixel would leave the kernel's tile mostly empty.
+"""
 
 _CHANNELS_OF_TENSOR_CORES = 8
-"""Convolutions of images with a multiple of these channels use Hopper's kernels: 0.32 instead of
-0.82 ms for the VAE's first one."""
+"""Convolutions use Hopper's kernels where their images have a multiple of this many channels: 0.32
+instead of 0.82 ms for the VAE's first one.
+"""
 
 _WIDEST_HEAD = 256
-"""What kernels of fused attention take; for wider heads, two products and a softmax are three times
-as fast as ONNX Runtime's fallback."""
+"""The widest head that kernels of fused attention take; for wider ones, two products and a softmax
+are three times as fast as ONNX Runtime's fallback.
+"""
 
 FEW_KEYS = 256
-"""cuDNN takes 40 ms to set up a shape, each time that a bundle is opened, and gains nothing with so
-few keys.
+"""The most keys for which attention does without cuDNN, which takes 40 ms to set up a shape, each
+time that a bundle is opened, and gains nothing with so few keys.
 """
 
 _MASKED = -30000.0
 """Value of masked scores: finite in half precision, and exactly zero after the softmax."""
 
 Attributes = Mapping[str, int | float | Sequence[int]]
+"""Attributes of an operator by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """`base + delta + bias`, not yet evaluated; `base` and `bias (C,)` are optional.
-
-    `base` is shaped like `delta` or, for `group_norm` only, one pixel for each image of the norm,
-    `(N, 1, 1, C)`.
-    """
+    """The sum `base + delta + bias`, which is not evaluated before a kernel needs it."""
 
     delta: Tensor
+    """Images `(N, h, w, C)` or tokens `(N, T, C)`."""
     bias: Tensor | None = None
+    """`(C,)`, or None."""
     base: Tensor | None = None
+    """A residual of the shape of `delta`, or None; for `group_norm` also one pixel for each image
+    of the norm, `(N, 1, 1, C)`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """A sum that has been evaluated and normalized by one kernel."""
+
+    normed: Tensor
+    """The sum after the norm, of the sum's shape."""
+    total: Tensor
+    """The sum itself."""
 
 
 def total(parts: Sum) -> Tensor:
+    """Returns the evaluated sum."""
     delta = parts.delta
-    bias = parts.bias
-    base = parts.base
-    if base is None:
-        if bias is None:
-            return delta
-        return delta + bias
-    if bias is None:
-        return base + delta
+    if parts.bias is None:
+        return delta if parts.base is None else parts.base + delta
+    if parts.base is None:
+        return delta + parts.bias
     width = delta.shape[-1]
     if width not in BIAS_ADD_WIDTHS:
-        return base + (delta + bias)
+        return parts.base + (delta + parts.bias)
     flat = (delta.shape[0], delta[0].numel() // width, width)
-    return _call("BiasAdd", (delta.reshape(flat), bias, base.reshape(flat)), flat).reshape(
-        delta.shape
-    )
+    inputs = (delta.reshape(flat), parts.bias, parts.base.reshape(flat))
+    return _call("BiasAdd", inputs, flat).reshape(delta.shape)
 
 
-def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
-    """The sum normalized by an `nn.LayerNorm`, and the sum."""
+def layer_norm(norm: Any, parts: Sum) -> Normed:
+    """Returns the sum and what an `nn.LayerNorm` makes of it."""
     delta = parts.delta
     bias = parts.bias
     base = parts.base
     shape = delta.shape
-    width = delta.shape[-1]
+    width = shape[-1]
     if base is None and bias is not None:
         # The kernel needs a residual to add a bias; it broadcasts a residual over the batch, so the
         # bias becomes one.
         delta = delta.reshape(-1, 1, width)
         base = bias.reshape(1, 1, width)
         bias = None
+    inputs = [delta, base, norm.weight, norm.bias]
+    if bias is not None:
+        inputs.append(bias)
     rows = (*delta.shape[:-1], 1)
     normed, _, _, added = ops.symbolic_multi_out(
         f"{DOMAIN}::SkipLayerNormalization",
-        (delta, base, norm.weight, norm.bias)
-        if bias is None
-        else (delta, base, norm.weight, norm.bias, bias),
+        inputs,
         {"epsilon": norm.eps},
         dtypes=(delta.dtype, torch.float32, torch.float32, delta.dtype),
         shapes=(delta.shape, rows, rows, delta.shape),
         version=1,
     )
-    return normed.reshape(shape), added.reshape(shape)
+    return Normed(normed.reshape(shape), added.reshape(shape))
 
 
-def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[Tensor, Tensor]:
-    """The sum of images, normalized by an `nn.GroupNorm` over `frames` at a time (and activated),
-    and the sum.
+def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> Normed:
+    """Returns the sum of images and what an `nn.GroupNorm` makes of it.
+
+    Args:
+        frames: how many consecutive images have their statistics in common.
+        silu: whether the normalized images go through the activation, too.
     """
-    count, height, width, channels = shape = parts.delta.shape
+    shape = parts.delta.shape
+    count, height, width, channels = shape
     # Stacked vertically, the frames of a window are one image to the kernel: its statistics cover
     # the window.
-    view = count // frames, frames * height, width, channels
-    delta = parts.delta.reshape(view)
-    bias = parts.bias
-    base = parts.base
-    weight = norm.weight.float()
-    offset = norm.bias.float()
+    stacked = (count // frames, frames * height, width, channels)
+    inputs = [parts.delta.reshape(stacked), norm.weight.float(), norm.bias.float()]
     attributes = {
         "epsilon": norm.eps,
         "groups": norm.num_groups,
         "activation": int(silu),
         "channels_last": 1,
     }
+    bias = parts.bias
+    base = parts.base
     if base is None:
         if bias is None:
-            return _call("GroupNorm", (delta, weight, offset), view, attributes).reshape(
-                shape
-            ), parts.delta
+            normed = _call("GroupNorm", inputs, stacked, attributes)
+            return Normed(normed.reshape(shape), parts.delta)
         # The kernel needs a residual, of which it broadcasts a single pixel.
-        base = bias.expand(view[0], 1, 1, channels)
+        base = bias.expand(stacked[0], 1, 1, channels)
         bias = None
-    elif base.numel() != view[0] * channels:
-        base = base.reshape(view)
-    inputs = (delta, weight, offset, base)
+    elif base.numel() != stacked[0] * channels:
+        base = base.reshape(stacked)
+    inputs.append(base)
+    if bias is not None:
+        inputs.append(bias)
     normed, added = ops.symbolic_multi_out(
         f"{DOMAIN}::SkipGroupNorm",
-        inputs if bias is None else (*inputs, bias),
+        inputs,
         attributes,
-        dtypes=(delta.dtype,) * 2,
-        shapes=(view, view),
+        dtypes=(parts.delta.dtype,) * 2,
+        shapes=(stacked, stacked),
         version=1,
     )
-    return normed.reshape(shape), added.reshape(shape)
+    return Normed(normed.reshape(shape), added.reshape(shape))
 
 
 def conv(
-    module: Any, image: Tensor, pads: tuple[int, ...] | None = None, *, biased: bool = True
+    module: Any, image: Tensor, pads: Sequence[int] | None = None, *, biased: bool = True
 ) -> Tensor:
-    """An `nn.Conv2d` of images; `pads` (top, left, bottom, right) replace its own. `biased=False`
-    leaves its bias out.
+    """Returns what an `nn.Conv2d` makes of images.
 
-    cuDNN compiles a kernel for a convolution with a bias when it first runs, 50 ms for each;
-    without one it has them.
+    Args:
+        pads: top, left, bottom and right, in place of the module's own.
+        biased: whether the module's bias is added. cuDNN compiles a kernel for a convolution with a
+            bias when it first runs, 50 ms for each; without one it has them.
     """
-    top, left, bottom, right = pads or (*module.padding, *module.padding)
-    (rows, columns), (down, across) = module.kernel_size, module.stride
-    count, height, width, channels = image.shape
-    out_height = (height + top + bottom - rows) // down + 1
-    out_width = (width + left + right - columns) // across + 1
+    pads = pads or (*module.padding, *module.padding)
+    sizes = [
+        (image.shape[1 + axis] + pads[axis] + pads[axis + 2] - kernel) // stride + 1
+        for axis, (kernel, stride) in enumerate(zip(module.kernel_size, module.stride, strict=True))
+    ]
     attributes: Attributes = {
-        "kernel_shape": [rows, columns],
-        "strides": [down, across],
-        "pads": [top, left, bottom, right],
+        "kernel_shape": module.kernel_size,
+        "strides": module.stride,
+        "pads": pads,
         "dilations": [1, 1],
         "group": 1,
     }
     weight = module.weight
-    missing = -channels % _CHANNELS_OF_TENSOR_CORES
+    missing = -image.shape[3] % _CHANNELS_OF_TENSOR_CORES
     if missing:
         image = F.pad(image, (0, missing))
         weight = F.pad(weight, (0, 0, 0, 0, 0, missing))
-    inputs = (image, weight, module.bias) if biased else (image, weight)
-    return _call(
-        "Conv",
-        inputs,
-        (count, out_height, out_width, module.out_channels),
-        attributes,
-        LAYOUT_DOMAIN,
-    )
+    inputs = [image, weight]
+    if biased:
+        inputs.append(module.bias)
+    shape = (image.shape[0], *sizes, module.out_channels)
+    return _call("Conv", inputs, shape, attributes, LAYOUT_DOMAIN)
 
 
 class DoublingConv(nn.Module):
@@ -222,42 +237,44 @@ class DoublingConv(nn.Module):
             "dilations": [1, 1],
         }
         shape = (count, 2 * height, 2 * width, self.weight.shape[1])
-        return Sum(
-            _call("ConvTranspose", (image, self.weight), shape, attributes, LAYOUT_DOMAIN),
-            self.bias,
-        )
+        doubled = _call("ConvTranspose", (image, self.weight), shape, attributes, LAYOUT_DOMAIN)
+        return Sum(doubled, self.bias)
 
 
 def project(linear: Any, x: Tensor, base: Tensor | None = None) -> Sum:
-    """A `Linear` whose bias, and the residual `base`, are deferred to the sum."""
+    """Returns the sum that a `Linear` makes, of which its bias and the residual `base` are not yet
+    added.
+    """
     return Sum(torch.matmul(x, linear.weight), linear.bias, base)
 
 
 def project_apart(linear: Any, x: Tensor) -> list[Tensor]:
-    """The outputs of a `Linear` that stacks several projections, computed one by one."""
-    parts = len(linear.sources)
-    width = linear.weight.shape[1] // parts
-    return [
-        torch.matmul(x, linear.weight[:, part * width : (part + 1) * width])
-        for part in range(parts)
-    ]
+    """Returns the outputs of a `Linear` that stacks several projections, computed one by one."""
+    outputs = linear.weight.shape[1]
+    width = outputs // len(linear.sources)
+    starts = range(0, outputs, width)
+    return [torch.matmul(x, linear.weight[:, start : start + width]) for start in starts]
 
 
 def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
-    """A `FeedForward` with the residual `base`; its last bias is deferred to the sum."""
+    """Returns the sum that a `FeedForward` makes, of which its last bias and the residual `base`
+    are not yet added.
+    """
     gate, _, back = module.net
-    both = torch.matmul(tokens, gate.proj.weight)
-    if both.shape[-1] in SPLIT_GELU_WIDTHS:
-        inner = _call("BiasSplitGelu", (both, gate.proj.bias), (*both.shape[:-1], gate.outputs))
+    value_and_gate = torch.matmul(tokens, gate.proj.weight)
+    width = value_and_gate.shape[-1]
+    if width in SPLIT_GELU_WIDTHS:
+        shape = (*tokens.shape[:-1], gate.outputs)
+        inner = _call("BiasSplitGelu", (value_and_gate, gate.proj.bias), shape)
     else:
-        left, right = (both + gate.proj.bias).chunk(2, -1)
+        left, right = (value_and_gate + gate.proj.bias).chunk(2, -1)
         inner = left * F.gelu(right)
     return project(back, inner, base)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-    """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`; of many keys as an operator
-    that can use cuDNN.
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
+    """Returns the attention of `query (N, T, C)` over `key`, `value (N, S, C)`; of many keys as an
+    operator that can use cuDNN.
     """
     width = query.shape[-1]
     keys = key.shape[1]
@@ -270,25 +287,25 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
     return _call("MultiHeadAttention", (query, key, value), query.shape, {"num_heads": heads})
 
 
-def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, frames: int) -> Tensor:
-    """Attention among the frames of each pixel, `(P, T, C)`; T counts the frames of all pixels in a
-    sequence.
+def attention_among_frames(qkv: Sequence[Tensor], *, heads: int, frames: int) -> Tensor:
+    """Returns the attention among the `frames` of each pixel.
+
+    Args:
+        qkv: query, key and value, each `(P, T, C)`, where T counts the frames of all pixels in a
+            sequence.
     """
-    length = query.shape[1]
-    inputs = [query, key, value]
-    if length != frames:
-        pixel = torch.arange(length) // frames
-        inputs.append(
-            torch.where(pixel[:, None] == pixel[None], 0.0, _MASKED).to(query.dtype)[None, None]
-        )
-    return _attention(inputs, heads)
+    length = qkv[0].shape[1]
+    if length == frames:
+        return _attention(qkv, heads)
+    pixel = torch.arange(length) // frames
+    scores = torch.where(pixel[:, None] == pixel[None], 0.0, _MASKED)
+    return _attention([*qkv, scores.to(qkv[0].dtype)[None, None]], heads)
 
 
 def _attention(inputs: Sequence[Tensor], heads: int) -> Tensor:
-    """ONNX's own operator, which uses the memory-efficient kernel."""
-    return _call(
-        "Attention", inputs, inputs[0].shape, {"q_num_heads": heads, "kv_num_heads": heads}, ""
-    )
+    """Returns what ONNX's own operator computes, by the memory-efficient kernel."""
+    attributes = {"q_num_heads": heads, "kv_num_heads": heads}
+    return _call("Attention", inputs, inputs[0].shape, attributes, "")
 
 
 def _call(
@@ -298,9 +315,9 @@ def _call(
     attributes: Attributes | None = None,
     domain: str = DOMAIN,
 ) -> Tensor:
-    """Calls an operator; its one output has the dtype of its first input."""
+    """Returns the one output of an operator, which has the dtype of its first input."""
     name = f"{domain}::{op}".removeprefix("::")
-    kind = inputs[0].dtype
+    dtype = inputs[0].dtype
     return ops.symbolic(
-        name, inputs, dict(attributes or {}), dtype=kind, shape=shape, version=VERSIONS[domain]
+        name, inputs, dict(attributes or {}), dtype=dtype, shape=shape, version=VERSIONS[domain]
     )

@@ -8,26 +8,34 @@ from typing import Literal
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import CheckpointError, InputError
-from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
+from latentsync_trt.export.published import (
+    LATENTSYNC,
+    UNET_FILE,
+    VAE,
+    WHISPER_FILE,
+    PublishedModel,
+)
 from latentsync_trt.option_fields import FILES, RESOLUTION_STEP_PX, check_limits, option
 from latentsync_trt.paths import path_exists, why_missing
 
-TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
+EXPORT_TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 """Packages that make the graphs; manifests have their versions."""
 
-EXTRA = "export"
+EXPORT_EXTRA = "export"
 """The extra that installs them."""
 
-_file_option, _model_option, _graph_option = (
-    partial(option, group=group) for group in (FILES, "Model", "Graphs")
-)
+_file_option = partial(option, group=FILES)
+_model_option = partial(option, group="Model")
+_graph_option = partial(option, group="Graphs")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """What `export` makes. Raises `InputError` on a value outside its limits."""
 
-    model: Model = _model_option("1.6", "Published model: 1.6 is made for 512 px, 1.5 for 256.")
+    model: PublishedModel = _model_option(
+        "1.6", "Published model: 1.6 is made for 512 px, 1.5 for 256."
+    )
     unet: str | Path | None = _file_option(
         None, "latentsync_unet.pt.  [default: checkpoints/latentsync-<model>/latentsync_unet.pt]"
     )
@@ -92,8 +100,10 @@ class ExportOptions:
     def __post_init__(self) -> None:
         check_limits(self)
         if self.min_resolution is not None and not self.dynamic:
-            one = "fixed shapes have one resolution; add `--dynamic`"
-            raise InputError(f"--min-resolution {self.min_resolution}: {one}")
+            raise InputError(
+                f"--min-resolution {self.min_resolution}: fixed shapes have one resolution; "
+                "add `--dynamic`"
+            )
         if self.min_resolution_px > self.resolution_px:
             raise InputError(
                 f"--min-resolution {self.min_resolution}: above the largest, {self.resolution_px}; "
@@ -102,20 +112,23 @@ class ExportOptions:
 
     @property
     def resolution_px(self) -> int:
-        """Face resolution; the model's own if none was given."""
+        """The face resolution; the model's own if none was named."""
         return self.resolution or MODEL_RESOLUTION_PX[self.model]
 
     @property
     def min_resolution_px(self) -> int:
-        """Smallest face resolution; if none was given, the only one."""
+        """The smallest face resolution; if none was named, the only one."""
         return self.min_resolution or self.resolution_px
 
     @property
     def folder(self) -> Path:
+        """Where the bundle goes to."""
         if self.output is not None:
             return Path(self.output)
         shapes = "-dynamic" if self.dynamic else ""
-        sizes = "-".join(map(str, dict.fromkeys((self.min_resolution_px, self.resolution_px))))
+        sizes = str(self.resolution_px)
+        if self.min_resolution_px != self.resolution_px:
+            sizes = f"{self.min_resolution_px}-{sizes}"
         return checkpoints_folder() / f"{self.model}-{sizes}-{self.precision}{shapes}"
 
 
@@ -129,45 +142,54 @@ class Sources:
 
 
 def find_sources(options: ExportOptions) -> Sources:
-    """The given files, or else those at the default paths.
+    """Returns the files that the options name, or else those at the default paths.
 
     Raises:
         CheckpointError: one is missing; for a default path the message contains the command that
             downloads it.
     """
-    folder = LATENTSYNC[options.model].folder
-    found = {}
-    defaults = {"unet": folder / UNET_FILE, "vae": VAE.folder, "whisper": folder / WHISPER_FILE}
-    for role, default in defaults.items():
-        given = getattr(options, role)
-        path = found[role] = default if given is None else Path(given)
-        if not path_exists(path):
-            cure = f"{path}: not there; get it with `latentsync-trt download {options.model}`"
-            raise CheckpointError(
-                cure if given is None else why_missing(path, "file or folder"), usage=True
-            )
-    return Sources(**found)
+    model = options.model
+    folder = LATENTSYNC[model].folder
+    return Sources(
+        unet=_source(options.unet, folder / UNET_FILE, model),
+        vae=_source(options.vae, VAE.folder, model),
+        whisper=_source(options.whisper, folder / WHISPER_FILE, model),
+    )
+
+
+def _source(named: str | Path | None, default: Path, model: str) -> Path:
+    path = default if named is None else Path(named)
+    if path_exists(path):
+        return path
+    if named is None:
+        message = f"{path}: not there; get it with `latentsync-trt download {model}`"
+    else:
+        message = why_missing(path, "file or folder")
+    raise CheckpointError(message, usage=True)
 
 
 def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
     """Raises `CheckpointError` if the U-Net, published at `origin`, is that of another model or
     resolution.
 
-    With `unet` and `resolution` both given, the resolution is the user's decision.
+    With `unet` and `resolution` both named, the resolution is the user's decision.
     """
-    own = next(
-        (model for model, each in LATENTSYNC.items() if origin.startswith(f"{each.name}@")),
-        options.model,
-    )
-    others_px = {px for model, px in MODEL_RESOLUTION_PX.items() if model != own}
-    insists = options.unet is not None and options.resolution is not None
-    if own != options.model or (origin and options.resolution_px in others_px and not insists):
+    model: str = options.model
+    for each, repository in LATENTSYNC.items():
+        if origin.startswith(f"{repository.name}@"):
+            model = each
+    is_of_other = model != options.model
+    is_decided = options.unet is not None and options.resolution is not None
+    if origin and not is_decided:
+        others_px = {px for each, px in MODEL_RESOLUTION_PX.items() if each != model}
+        is_of_other = is_of_other or options.resolution_px in others_px
+    if is_of_other:
         raise CheckpointError(
-            f"{unet}: weights of LatentSync {own} ({origin}), "
-            f"made for {MODEL_RESOLUTION_PX[own]} px: as model "
+            f"{unet}: weights of LatentSync {model} ({origin}), "
+            f"made for {MODEL_RESOLUTION_PX[model]} px: as model "
             f"{options.model} at {options.resolution_px} px the "
-            f"mouth gets blurred; give `--model {own}` and no "
+            f"mouth gets blurred; give `--model {model}` and no "
             "--resolution, or, if you want this resolution, "
-            f"`--model {own}` with --unet and --resolution",
+            f"`--model {model}` with --unet and --resolution",
             usage=True,
         )

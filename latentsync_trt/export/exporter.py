@@ -3,9 +3,9 @@ publishes the bundle.
 """
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,25 @@ from torch import Tensor, nn
 from latentsync_trt.audio.mel import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle import manifest as bundle
 from latentsync_trt.bundle.external import WeightsFile
+from latentsync_trt.diffusion import LATENT_CHANNELS
+from latentsync_trt.export.checkpoints import Networks, load_networks
 from latentsync_trt.export.cuda_form import cuda_module, obstacle
 from latentsync_trt.export.export_options import (
-    EXTRA,
-    TOOLS,
+    EXPORT_EXTRA,
+    EXPORT_TOOLS,
     ExportOptions,
+    Sources,
     check_model,
     find_sources,
 )
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph, save_graph, verify_graph
-from latentsync_trt.export.networks import Networks, VaeDecoder, VaeEncoder, load_networks
+from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
 from latentsync_trt.export.published import origin
-from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, DenoiseStep
+from latentsync_trt.export.unet import INPUT_CHANNELS, DenoiseStep
 from latentsync_trt.files import published_folder
 from latentsync_trt.option_fields import RESOLUTION_STEP_PX
 from latentsync_trt.runtime.engines.session import Session
-
-Progress = Callable[[str, float], None]
-"""Called with the current stage and the completed fraction of the export, 0 to 1."""
+from latentsync_trt.types import Progress, ProgressCallback
 
 VERIFIED_PX = 128
 """The largest resolution at which graphs are compared: at 512 px a step's attention takes 34 GB on
@@ -41,13 +42,19 @@ the CPU.
 """
 
 AUDIO_POSITIONS_PER_FRAME = 10
-_MOST_SEGMENTS = 8
+"""Features of the audio encoder that a frame attends to."""
 
-# The VAE's features of one 512 px image take half a gigabyte in half precision; batches of more are
-# not faster.
+_MOST_SEGMENTS = 8
+"""The most segments of speech that the audio encoder of a dynamic bundle takes at once."""
+
 _MOST_IMAGES = 4
+"""The most images that the VAE takes at once. Its features of one 512 px image take half a gigabyte
+in half precision, and more images are not faster.
+"""
 
 _SEED = 20
+"""Of the example inputs that are random."""
+
 _TYPICAL: Mapping[str, Any] = {
     "timestep": 501,
     "guidance": 1.5,
@@ -57,13 +64,16 @@ _TYPICAL: Mapping[str, Any] = {
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
-Shapes = Mapping[str, tuple[int | str, ...]]
-"""Input of a graph → its dimensions; a name stands for one that may vary between runs or
+InputShapes = Mapping[str, tuple[int | str, ...]]
+"""Dimensions by the name of a graph's input; a name stands for one that may vary between runs or
 exports.
 """
 
+Verify = Callable[[Path, GraphPlan], float]
+"""Compares a graph with PyTorch; raises and returns as `verify_graph`."""
 
-def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
+
+def export_bundle(options: ExportOptions, on_progress: ProgressCallback | None = None) -> Path:
     """Exports the checkpoints that `options` name; returns the bundle's folder.
 
     The bundle appears complete and verified, or not at all; it replaces an earlier one.
@@ -76,33 +86,24 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
-    tools = bundle.tool_versions(TOOLS, extra=EXTRA)
-    report = progress or (lambda *_: None)
+    tools = bundle.tool_versions(EXPORT_TOOLS, extra=EXPORT_EXTRA)
+    report = on_progress or (lambda _: None)
     bundle.check_target(options.folder)
     sources = find_sources(options)
-    report("loading checkpoints", 0.0)
+    report(Progress("loading checkpoints", 0, 100))
     networks = load_networks(sources, options, _DTYPES[options.precision])
-    described = {role: _described(path, options.model) for role, path in asdict(sources).items()}
+    described = {}
+    for role, path in asdict(sources).items():
+        described[role] = _describe_source(path, options.model)
     check_model(options, sources.unet, described["unet"].get("origin", ""))
-    exact = networks
-    if options.verify and options.precision == "fp16":
-        exact = load_networks(sources, options, torch.float32)
     plans = plan_graphs(networks, options)
     obstacles = cuda_obstacles(networks, options)
-    formed = {network for network, reason in obstacles.items() if reason is None}
-    notes = [
-        f"{name}: no graphs in the CUDA variant, as {reason}"
-        for name, reason in obstacles.items()
-        if reason
-    ]
-    if options.verify and options.resolution_px > VERIFIED_PX:
-        notes.append(
-            f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
-        )
+    cuda = [network for network, reason in obstacles.items() if reason is None]
+    verify = None
+    if options.verify:
+        verify = _make_verify(networks, sources, options)
     with published_folder(options.folder) as staged:
-        graphs, verification = _write_graphs(
-            staged, plans, formed, _verifier(networks, exact, options), report
-        )
+        graphs, errors = _write_graphs(staged, plans, cuda, verify, report)
         np.save(staged / MEL_FILTERS, computed_filters())
         manifest = bundle.Manifest(
             name=options.folder.name,
@@ -120,125 +121,151 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
             ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
             sources=described,
             tools=tools,
-            verification=verification,
-            notes=tuple(notes),
+            verification=errors,
+            notes=tuple(_notes(obstacles, options)),
         )
         bundle.write_manifest(staged, manifest)
-    report("done", 1.0)
+    report(Progress("done", 100, 100))
     return options.folder
 
 
+def _notes(obstacles: Mapping[str, str | None], options: ExportOptions) -> list[str]:
+    """Returns sentences about what the bundle lacks, for its manifest."""
+    notes = []
+    for name, reason in obstacles.items():
+        if reason:
+            notes.append(f"{name}: no graphs in the CUDA variant, as {reason}")
+    if options.verify and options.resolution_px > VERIFIED_PX:
+        notes.append(
+            f"values were compared with PyTorch at {VERIFIED_PX} px, by graphs of the same networks"
+        )
+    return notes
+
+
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
-    """All graphs of a bundle, network by network, with example inputs for verification."""
+    """Returns the plans of all graphs of a bundle, network by network."""
     vae = networks.vae
     whisper = networks.whisper.config
     frames = options.frames
     picture = (bundle.HEIGHT, bundle.WIDTH)
     size = (bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
-    mel: Shapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
-    image: Shapes = {"image": ("images", 3, *picture)}
-    latent: Shapes = {"latent": ("images", LATENT_CHANNELS, *size)}
-    plans = [
-        _planned(
-            bundle.AUDIO_ENCODER,
-            bundle.AUDIO_ENCODER,
-            networks.whisper,
-            mel,
-            ("features",),
-            options,
-        ),
-        _planned(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), image, ("latent",), options),
-        _planned(bundle.VAE_DECODER, "vae", VaeDecoder(vae), latent, ("image",), options),
-    ]
     latents = ("windows", LATENT_CHANNELS, frames, *size)
-    conditioning = ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *size)
-    tokens = ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width)
-    step = dict(
-        zip(bundle.STEP_INPUTS, (latents, conditioning, tokens, (), (), latents, (5,)), strict=True)
-    )
+    mel: InputShapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
+    image: InputShapes = {"image": ("images", 3, *picture)}
+    latent: InputShapes = {"latent": ("images", LATENT_CHANNELS, *size)}
+    step: InputShapes = {
+        "latents": latents,
+        "conditioning": ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *size),
+        "audio": ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width),
+        "timestep": (),
+        "guidance": (),
+        "history": latents,
+        "coefficients": (5,),
+    }
+    audio_encoder = bundle.AUDIO_ENCODER
+    plans = [
+        _plan(audio_encoder, audio_encoder, networks.whisper, mel, ("features",), options),
+        _plan(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), image, ("latent",), options),
+        _plan(bundle.VAE_DECODER, "vae", VaeDecoder(vae), latent, ("image",), options),
+    ]
     for guided in (True, False):
-        hidden = (2 if guided else 1, "windows", frames, networks.unet.config.widths[0], *size)
+        halves = 2 if guided else 1
+        hidden = (halves, "windows", frames, networks.unet.config.widths[0], *size)
         for cached in (False, True):
             name = bundle.step_graph(guided=guided, cached=cached)
             module = DenoiseStep(networks.unet, guided=guided, cached=cached)
-            shapes: Shapes = step | {bundle.HIDDEN: hidden} if cached else step
+            shapes = step
             outputs: tuple[str, ...] = bundle.STEP_OUTPUTS
-            if not cached:
+            if cached:
+                shapes = {**step, bundle.HIDDEN: hidden}
+            else:
                 outputs = (*outputs, bundle.HIDDEN)
-            plans.append(_planned(name, "unet", module, shapes, outputs, options))
+            plans.append(_plan(name, "unet", module, shapes, outputs, options))
     return plans
 
 
 def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str | None]:
-    """Why networks have no CUDA variant, None for those that get one; empty if none was asked for.
+    """Returns why networks have no CUDA variant, None for those that get one; empty if none was
+    asked for.
 
     The audio encoder is not among them: it runs only once per 30 s of speech.
     """
     if not options.cuda_form:
         return {}
-    return {
-        name: "shapes vary" if options.dynamic else obstacle(getattr(networks, name))
-        for name in ("unet", "vae")
-    }
+    if options.dynamic:
+        return dict.fromkeys(("unet", "vae"), "shapes vary")
+    return {"unet": obstacle(networks.unet), "vae": obstacle(networks.vae)}
 
 
-def _planned(
+def _plan(
     name: str,
     network: str,
     module: nn.Module,
-    shapes: Shapes,
+    shapes: InputShapes,
     outputs: tuple[str, ...],
     options: ExportOptions,
 ) -> GraphPlan:
-    """The plan with example inputs of `shapes` and, for `--dynamic`, with variable dimensions.
+    """Returns the plan of a graph.
 
-    The first dimension of the first input counts windows, images or segments.
+    Args:
+        shapes: the first dimension of the first input counts windows, images or segments.
     """
-    dtype = _DTYPES[options.precision]
-    least = options.min_resolution_px
-    most = options.resolution_px
-    # The largest divisor of a window that is not above `_MOST_IMAGES`.
-    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0)
-    allowed = {
-        "segments": bundle.DimensionRange(1, 1, _MOST_SEGMENTS),
-        "images": bundle.DimensionRange(1, at_once, _MOST_IMAGES),
-        "windows": bundle.DimensionRange(1, 1, options.max_windows),
-    }
     batch = str(next(iter(shapes.values()))[0])
-
-    def example(count: int, size_px: int) -> dict[str, Tensor]:
-        sizes = {
-            name: size_px * step // RESOLUTION_STEP_PX for name, step in bundle.SIZE_STEPS.items()
-        }
-        sizes[batch] = count
-        return {
-            name: _example(name, [sizes.get(str(size), size) for size in shape], dtype)
-            for name, shape in shapes.items()
-        }
-
+    counts = _batch_range(batch, options)
+    examples = partial(_examples, shapes, batch, _DTYPES[options.precision])
+    most = options.resolution_px
     if not options.dynamic:
-        return GraphPlan(name, network, module, example(allowed[batch].optimum, most), outputs)
-    ranges = {batch: allowed[batch]}
-    if least < most:
-        ranges |= {
-            name: bundle.DimensionRange(
-                *(size_px * step // RESOLUTION_STEP_PX for size_px in (least, most, most))
-            )
-            for name, step in bundle.SIZE_STEPS.items()
-            if any(name in shape for shape in shapes.values())
-        }
-    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
-    further = {most, least, middle} if len(ranges) > 1 else {most}
-    dynamic = {
-        name: {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
-        for name, shape in shapes.items()
-    }
-    inputs = example(2, most)
-    others = tuple(example(1, size_px) for size_px in further)
-    return GraphPlan(name, network, module, inputs, outputs, dynamic, ranges, others)
+        return GraphPlan(name, network, module, examples(counts.optimum, most), outputs)
+    size_ranges = _size_ranges(shapes, options)
+    ranges = {batch: counts} | size_ranges
+    dynamic = {}
+    for key, shape in shapes.items():
+        dynamic[key] = {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
+    verified_px = {most}
+    if size_ranges:
+        least = options.min_resolution_px
+        middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
+        verified_px |= {least, middle}
+    further = tuple(examples(1, size_px) for size_px in sorted(verified_px))
+    return GraphPlan(name, network, module, examples(2, most), outputs, dynamic, ranges, further)
 
 
-def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
+def _batch_range(name: str, options: ExportOptions) -> bundle.DimensionRange:
+    """Returns how many windows, images or segments a graph takes at once."""
+    if name == "segments":
+        return bundle.DimensionRange(1, 1, _MOST_SEGMENTS)
+    if name == "windows":
+        return bundle.DimensionRange(1, 1, options.max_windows)
+    divisors = [count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0]
+    return bundle.DimensionRange(1, divisors[-1], _MOST_IMAGES)
+
+
+def _size_ranges(shapes: InputShapes, options: ExportOptions) -> dict[str, bundle.DimensionRange]:
+    """Returns the heights and widths of inputs; none if the resolution is fixed."""
+    steps = [options.min_resolution_px // RESOLUTION_STEP_PX]
+    steps += [options.resolution_px // RESOLUTION_STEP_PX] * 2
+    ranges = {}
+    if steps[0] < steps[1]:
+        for name, step in bundle.SIZE_STEPS.items():
+            if any(name in shape for shape in shapes.values()):
+                ranges[name] = bundle.DimensionRange(*[step * count for count in steps])
+    return ranges
+
+
+def _examples(
+    shapes: InputShapes, batch: str, dtype: torch.dtype, count: int, size_px: int
+) -> dict[str, Tensor]:
+    """Returns example inputs: `count` windows, images or segments, of faces of `size_px`."""
+    sizes: dict[int | str, int] = {batch: count}
+    for name, step in bundle.SIZE_STEPS.items():
+        sizes[name] = size_px * step // RESOLUTION_STEP_PX
+    inputs = {}
+    for name, shape in shapes.items():
+        inputs[name] = _example(name, [sizes.get(size, size) for size in shape], dtype)
+    return inputs
+
+
+def _example(name: str, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
     if name in _TYPICAL:
         return torch.tensor(_TYPICAL[name])
     value = torch.randn(*shape, generator=torch.Generator().manual_seed(_SEED + len(shape)))
@@ -251,79 +278,77 @@ def _example(name: str, shape: list[Any], dtype: torch.dtype) -> Tensor:
 
 def _write_graphs(
     folder: Path,
-    plans: list[GraphPlan],
-    formed: Collection[str],
-    verify: Callable[[Path, GraphPlan], float] | None,
-    report: Progress,
+    plans: Sequence[GraphPlan],
+    cuda: Sequence[str],
+    verify: Verify | None,
+    report: ProgressCallback,
 ) -> tuple[dict[str, bundle.GraphEntry], dict[str, float]]:
-    """Writes the graphs, those of networks `formed` in the CUDA form, too; returns entries and, if
-    verified, errors.
+    """Writes all graphs, those of the networks `cuda` in the CUDA form, too; returns their entries
+    in the manifest and, if they are verified, their errors.
     """
-    graphs: dict[str, bundle.GraphEntry] = {}
-    verification: dict[str, float] = {}
-    for network, group in groupby(plans, lambda plan: plan.network):
-        weights = WeightsFile(folder / f"{network}.weights")
-        for plan in group:
-            share = len(graphs) / len(plans)
-            place = f"{plan.name} ({len(graphs) + 1} of {len(plans)})"
-            report(f"exporting {place}", share)
-            entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-            if network in formed:
-                model = build_graph(plan, cuda_module(plan.module))
-                cuda = save_graph(model, folder / f"{plan.name}.cuda.onnx", weights)
-                entry = replace(entry, forms={"cuda": cuda.file})
-            graphs[plan.name] = entry
-            if verify is not None:
-                report(f"verifying {place}", share)
-                verification[plan.name] = verify(folder / entry.file, plan)
-    return graphs, verification
+    entries: dict[str, bundle.GraphEntry] = {}
+    errors: dict[str, float] = {}
+    weights: dict[str, WeightsFile] = {}
+    for number, plan in enumerate(plans):
+        if plan.network not in weights:
+            weights[plan.network] = WeightsFile(folder / f"{plan.network}.weights")
+        file = weights[plan.network]
+        percent = round(100 * number / len(plans))
+        place = f"{plan.name} ({number + 1} of {len(plans)})"
+        report(Progress(f"exporting {place}", percent, 100))
+        entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", file)
+        if plan.network in cuda:
+            model = build_graph(plan, cuda_module(plan.module))
+            form = save_graph(model, folder / f"{plan.name}.cuda.onnx", file)
+            entry = replace(entry, forms={"cuda": form.file})
+        entries[plan.name] = entry
+        if verify is not None:
+            report(Progress(f"verifying {place}", percent, 100))
+            errors[plan.name] = verify(folder / entry.file, plan)
+    return entries, errors
 
 
-def _verifier(
-    networks: Networks, exact: Networks, options: ExportOptions
-) -> Callable[[Path, GraphPlan], float] | None:
-    """What compares a graph with PyTorch and returns its largest error, as `verify_graph`; None if
-    not wanted.
+def _make_verify(networks: Networks, sources: Sources, options: ExportOptions) -> Verify:
+    """Returns what compares a graph with PyTorch.
 
-    Large graphs are compared by another one of the same network at `VERIFIED_PX`. `exact`: with
-    unrounded weights.
+    Large graphs are compared by another one of the same network at `VERIFIED_PX`.
     """
-    if not options.verify:
-        return None
-    large = options.resolution_px > VERIFIED_PX
-    if large:
-        options = replace(
-            options,
-            resolution=VERIFIED_PX,
-            min_resolution=options.min_resolution and VERIFIED_PX // 2,
-        )
-    plans, truths = (
-        {plan.name: plan for plan in plan_graphs(each, options)} for each in (networks, exact)
-    )
+    exact = networks
+    if options.precision == "fp16":
+        exact = load_networks(sources, options, torch.float32)
+    is_large = options.resolution_px > VERIFIED_PX
+    if is_large:
+        least_px = options.min_resolution and VERIFIED_PX // 2
+        options = replace(options, resolution=VERIFIED_PX, min_resolution=least_px)
+    plans = {plan.name: plan for plan in plan_graphs(networks, options)}
+    truths = {plan.name: plan.module for plan in plan_graphs(exact, options)}
 
     def verify(path: Path, plan: GraphPlan) -> float:
-        smaller = plans[plan.name]
-        truth = truths[plan.name].module
-        if not large:
-            return verify_graph(path, smaller, truth, options.precision)
+        compared = plans[plan.name]
+        truth = truths[plan.name]
+        if not is_large:
+            return verify_graph(path, compared, truth, options.precision)
         Session(path)  # raises if it cannot be loaded
         with tempfile.TemporaryDirectory(dir=path.parent.parent) as folder:
             graph = Path(folder) / path.name
-            save_graph(build_graph(smaller), graph, WeightsFile(graph.with_suffix(".weights")))
-            return verify_graph(graph, smaller, truth, options.precision)
+            weights = WeightsFile(graph.with_suffix(".weights"))
+            save_graph(build_graph(compared), graph, weights)
+            return verify_graph(graph, compared, truth, options.precision)
 
     return verify
 
 
-def _described(source: Path, model: str) -> dict[str, str]:
-    """Name, hash and origin of a source: of the file itself, or of the largest file in a VAE's
-    folder.
+def _describe_source(source: Path, model: str) -> dict[str, str]:
+    """Returns name, hash and origin of a source: of the file itself, or of the largest file in a
+    VAE's folder.
     """
-    if source.is_file():
-        files = [source]
-    else:
+    weights = source
+    if source.is_dir():
         files = [path for path in source.iterdir() if path.is_file()]
-    weights = max(files, key=lambda path: path.stat().st_size)
+        weights = max(files, key=lambda path: path.stat().st_size)
     sha256 = bundle.sha256_file(weights)
-    known = origin(sha256, model)
-    return {"name": source.name, "sha256": sha256} | ({"origin": known} if known else {})
+    described = {"name": source.name, "sha256": sha256}
+    published_at = origin(sha256, model)
+    if published_at:
+        described["origin"] = published_at
+    return described

@@ -8,8 +8,9 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,37 +32,34 @@ from latentsync_trt.runtime.engines.session import Array, Session
 OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
 
-_WHOLE_SIZES: Mapping[int | str, str] = {
-    f"{bundle.SIZE_STEPS[whole]}*({known}//{bundle.SIZE_STEPS[known]})": whole
-    for axis in ((bundle.HEIGHT, bundle.LATENT_HEIGHT), (bundle.WIDTH, bundle.LATENT_WIDTH))
-    for whole in axis
-    for known in axis
-}
-"""Names of sizes, also where a graph computes them from the other one of the same axis."""
-
 # Operator → index of its first optional output.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
 _STORED_ELEMENTS = 1 << 22
-"""The most of a tensor that is computed from weights, such as a part of a stacked projection."""
+"""The most elements of a stored tensor that is computed from weights, such as a part of a stacked
+projection.
+"""
 
 _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _REPEATED_ELEMENTS = 1 << 17
-"""The most of one that only repeats others: positions, but not zeros in the shape of features."""
+"""The most elements of a stored tensor that only repeats others: positions, but not zeros in the
+shape of features.
+"""
 
 FACTOR = 3.0
-"""How many times the error of PyTorch's own float16 a graph may have. Both have the same roundings
-in another order: graphs of narrow networks had 0.3 to 0.9 times PyTorch's error (128 px).
+"""How many times the error of PyTorch's own float16 a graph may have. It has the same roundings in
+another order: graphs of narrow networks had 0.3 to 0.9 times PyTorch's error (128 px).
 """
 
 FLOOR = 1e-3
-"""The smallest limit, relative to an output's largest value; in float32 the only one. Graphs of
+"""The smallest limit of errors, relative to an output's largest value; in float32 the only one.
+Graphs of
 narrow networks in float32 differed by less than 1e-5, and by 2e-4 where norms have groups of two
 values. In float16 graphs of few operations may round once where PyTorch does not.
 """
 
 CEILING = 0.2
-"""The largest limit: with errors above it, a precision does not suit a network."""
+"""The largest limit of errors: above it, a precision does not suit a network."""
 
 _PRODUCTS = {
     F.conv1d,
@@ -76,29 +74,30 @@ _PRODUCTS = {
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """What to export.
-
-    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form.
-    `inputs`: name → example, in the order of `forward`. `dynamic`: input → {axis: dimension name};
-    `ranges`: dimension name → allowed values. `further_inputs`: other sizes within the ranges, for
-    verification.
-    """
+    """A graph to export."""
 
     name: str
     network: str
+    """The network whose weights file it uses, as "unet"."""
     module: nn.Module
+    """What is exported, in the portable form."""
     inputs: Mapping[str, Tensor]
+    """Examples by name, in the order of the module's `forward`."""
     outputs: tuple[str, ...]
+    """Names, in the order in which the module returns them."""
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Names of the variable dimensions, by input and axis."""
     ranges: Mapping[str, bundle.DimensionRange] = field(default_factory=dict)
+    """Allowed values of each variable dimension."""
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
+    """Examples of other sizes within the ranges, for verification."""
 
 
 def build_graph(plan: GraphPlan, cuda_module: nn.Module | None = None) -> ir.Model:
-    """The graph, traced from the plan's module, or in the CUDA form; weights still refer to the
+    """Returns the graph, traced from the plan's module or its CUDA form; weights still refer to the
     module's tensors.
     """
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of missing packages
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it logs which packages are missing
     # With millions of live objects, looking for cycles takes a tenth of an export.
     gc.disable()
     try:
@@ -124,29 +123,28 @@ def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> bundle.Grap
     """Writes the graph to `path` and its weights, where they are new, to `weights`."""
     weights.move_out(model)
     ir.save(model, path)
-    inputs, outputs = (
-        tuple(map(_tensor, values)) for values in (model.graph.inputs, model.graph.outputs)
-    )
+    inputs = tuple(map(_tensor_entry, model.graph.inputs))
+    outputs = tuple(map(_tensor_entry, model.graph.outputs))
     return bundle.GraphEntry(path.name, weights.path.name, inputs, outputs)
 
 
-def _tensor(value: ir.Value) -> bundle.TensorEntry:
+def _tensor_entry(value: ir.Value) -> bundle.TensorEntry:
     if value.name is None or value.dtype is None or value.shape is None:
         raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
-    shape = tuple(
-        dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape
-    )
-    return bundle.TensorEntry(value.name, value.dtype.numpy().name, shape)
+    shape = [size if isinstance(size, int) else str(size) for size in value.shape]
+    return bundle.TensorEntry(value.name, value.dtype.numpy().name, tuple(shape))
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
-    dimensions = {name: _dimension(name, span) for name, span in plan.ranges.items()}
-    shapes = tuple(
-        {axis: dimensions[name] for axis, name in plan.dynamic.get(each, {}).items()}
-        for each in plan.inputs
-    )
+    dimensions = {name: _dimension(name, allowed) for name, allowed in plan.ranges.items()}
+    shapes = []
+    for name in plan.inputs:
+        axes = plan.dynamic.get(name, {})
+        shapes.append({axis: dimensions[size] for axis, size in axes.items()})
     program = torch.export.export(
-        module, tuple(plan.inputs.values()), dynamic_shapes=shapes if dimensions else None
+        module,
+        tuple(plan.inputs.values()),
+        dynamic_shapes=tuple(shapes) if dimensions else None,
     )
     onnx_program: Any = torch.onnx.export(
         program,
@@ -158,50 +156,64 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
         verbose=False,
     )
     model: ir.Model = onnx_program.model
-    found = [
-        [value.name for value in values] for values in (model.graph.inputs, model.graph.outputs)
-    ]
-    if found != [list(plan.inputs), list(plan.outputs)]:
-        raise ExportMismatch(f"{plan.name}: its inputs and outputs are {found}; please report it")
+    names = [value.name for value in (*model.graph.inputs, *model.graph.outputs)]
+    if names != [*plan.inputs, *plan.outputs]:
+        raise ExportMismatch(f"{plan.name}: its inputs and outputs are {names}; please report it")
     _name_dimensions(model, plan)
     return model
 
 
-def _dimension(name: str, span: bundle.DimensionRange) -> Any:
-    """A dimension to the tracer; that of a size is a multiple, so that halving it three times
-    leaves no remainder.
+def _dimension(name: str, allowed: bundle.DimensionRange) -> Any:
+    """Returns what a dimension is to the tracer; that of a size is a multiple, so that halving it
+    three times leaves no remainder.
     """
     step = bundle.SIZE_STEPS.get(name)
     if step is None:
-        return torch.export.Dim(name, min=span.minimum, max=span.maximum)
-    return step * torch.export.Dim(
-        f"{name}_steps", min=span.minimum // step, max=span.maximum // step
-    )
+        return torch.export.Dim(name, min=allowed.minimum, max=allowed.maximum)
+    least = allowed.minimum // step
+    return step * torch.export.Dim(f"{name}_steps", min=least, max=allowed.maximum // step)
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
     """Replaces the tracer's symbols by the plan's dimension names, also inside expressions."""
-    shapes = {value.name: value.shape or () for value in model.graph.inputs}
-    names = {
-        str(shapes[name][axis]).rpartition("*")[2]: f"({dimension}//{bundle.SIZE_STEPS[dimension]})"
-        if dimension in bundle.SIZE_STEPS
-        else dimension
-        for name, axes in plan.dynamic.items()
-        for axis, dimension in axes.items()
-    }
+    names = {}
+    for value in model.graph.inputs:
+        for axis, name in plan.dynamic.get(str(value.name), {}).items():
+            symbol = str(value.shape and value.shape[axis]).rpartition("*")[2]
+            step = bundle.SIZE_STEPS.get(name)
+            names[symbol] = name if step is None else f"({name}//{step})"
     if not names:
         return
-    symbols = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
-    produced = (value for node in model.graph for value in node.outputs)
-    for value in (*model.graph.inputs, *produced):
+    symbols = re.compile(rf"\b({'|'.join(names)})\b")
+    values = [*model.graph.inputs]
+    for node in model.graph:
+        values += node.outputs
+    for value in values:
         if value.shape is not None:
-            sizes = [
-                size
-                if isinstance(size, int)
-                else symbols.sub(lambda found: names[found[0]], str(size))
-                for size in value.shape
-            ]
-            value.shape = ir.Shape(_WHOLE_SIZES.get(size, size) for size in sizes)
+            value.shape = ir.Shape(_size(size, symbols, names) for size in value.shape)
+
+
+def _size(size: object, symbols: re.Pattern[str], names: Mapping[str, str]) -> int | str:
+    """Returns a size in terms of the plan's dimension names."""
+    if isinstance(size, int):
+        return size
+    named = symbols.sub(lambda symbol: names[symbol[0]], str(size))
+    return _whole_sizes().get(named, named)
+
+
+@cache
+def _whole_sizes() -> dict[str, str]:
+    """Returns names of sizes by what graphs have in their place, such as "64*(height//64)".
+
+    A graph may also compute a size from the other one of the same axis: a picture's from its
+    latents'.
+    """
+    names = {}
+    for axis in ((bundle.HEIGHT, bundle.LATENT_HEIGHT), (bundle.WIDTH, bundle.LATENT_WIDTH)):
+        for whole, source in product(axis, axis):
+            steps = f"({source}//{bundle.SIZE_STEPS[source]})"
+            names[f"{bundle.SIZE_STEPS[whole]}*{steps}"] = whole
+    return names
 
 
 def _tidy(model: ir.Model, name: str) -> ir.Model:
@@ -220,13 +232,14 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
         for value in node.outputs:
             value.metadata_props.clear()
     # Folded constants get short names in order; the tracer's own depend on its version.
-    for index, name in enumerate([name for name in model.graph.initializers if "." not in name]):
-        model.graph.initializers[name].name = f"const_{index}"
+    folded = [value for value in model.graph.initializers.values() if "." not in str(value.name)]
+    for index, value in enumerate(folded):
+        value.name = f"const_{index}"
     return model
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    """Whether to compute the node at export, None if the optimizer may decide.
+    """Returns whether to compute the node at export, None if the optimizer may decide.
 
     What follows from weights alone is stored: ONNX Runtime would compute it each time that it opens
     a graph, in half a second, or, of a graph that is opened as it is, each time that it runs.
@@ -241,18 +254,17 @@ def _may_fold(node: ir.Node) -> bool | None:
 
 
 def _elements(node: ir.Node) -> int:
-    """About how many a node computes from constants: exactly, if its shape is known."""
+    """Returns about how many elements a node computes from constants: exactly, if its shape is
+    known.
+    """
     shape = node.outputs[0].shape
     if shape is not None:
         return math.prod(shape.numpy())
-    given = [
-        value.const_value
-        for value in node.inputs
-        if value is not None and value.const_value is not None
-    ]
-    elements = sum(tensor.size for tensor in given)
+    constants = [value.const_value for value in node.inputs if value is not None]
+    tensors = [tensor for tensor in constants if tensor is not None]
+    elements = sum(tensor.size for tensor in tensors)
     if node.op_type in _REPEATING:
-        return elements * math.prod(given[-1].numpy().tolist())
+        return elements * math.prod(tensors[-1].numpy().tolist())
     return elements
 
 
@@ -262,7 +274,8 @@ def _finish(model: ir.Model) -> None:
     for each in (model, graph):
         each.opset_imports.update(VERSIONS)
     for node in graph:
-        for output in node.outputs[_OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs)) :]:
+        first_optional = _OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs))
+        for output in node.outputs[first_optional:]:
             if not output.uses():
                 output.name = ""
         while node.outputs[-1].name == "":
@@ -283,17 +296,11 @@ class SumsInSingle(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        options = kwargs or {}
         if func not in _PRODUCTS or args[0].dtype != torch.float16:
-            return func(*args, **kwargs or {})
-        return func(
-            *map(_single, args), **{name: _single(value) for name, value in (kwargs or {}).items()}
-        ).half()
-
-
-def _single(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype == torch.float16:
-        return value.float()
-    return value
+            return func(*args, **options)
+        singles = [value.float() if isinstance(value, Tensor) else value for value in args]
+        return func(*singles, **options).half()
 
 
 def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) -> float:
@@ -311,49 +318,63 @@ def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) 
         CheckpointError: PyTorch's own results are not finite.
     """
     session = Session(path)
-    dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
     worst = 0.0
     for inputs in (plan.inputs, *plan.further_inputs):
-        outputs = session.run(
-            {name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()}
-        )
-        given = [
-            value.to(torch.float32) if value.is_floating_point() else value
-            for value in inputs.values()
+        arrays = {}
+        for tensor in session.inputs:
+            arrays[tensor.name] = inputs[tensor.name].numpy().astype(tensor.dtype)
+        outputs = session.run(arrays)
+        singles = [
+            value.float() if value.is_floating_point() else value for value in inputs.values()
         ]
-        exact = own = _results(truth, given, nullcontext())
+        exact = _run(truth, singles)
+        rounded = exact
         if precision == "fp16":
-            own = _results(plan.module, inputs.values(), SumsInSingle())
-        for name, *values in zip(plan.outputs, outputs, own, exact, strict=True):
-            worst = max(worst, _error(f"{path.name}, output {name}", precision, *values))
+            with SumsInSingle():
+                rounded = _run(plan.module, inputs.values())
+        for index, name in enumerate(plan.outputs):
+            where = f"{path.name}, output {name}"
+            error = _error(where, precision, outputs[index], rounded[index], exact[index])
+            worst = max(worst, error)
     return worst
 
 
-def _results(module: nn.Module, inputs: Iterable[Tensor], arithmetic: Any) -> list[Array]:
-    with torch.inference_mode(), arithmetic:
-        found = module(*inputs)
-    return [value.double().numpy() for value in (found if isinstance(found, tuple) else (found,))]
+def _run(module: nn.Module, inputs: Iterable[Tensor]) -> list[Array]:
+    with torch.inference_mode():
+        outputs = module(*inputs)
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+    return [output.double().numpy() for output in outputs]
 
 
-def _error(what: str, precision: str, output: Array, own: Array, exact: Array) -> float:
+def _error(where: str, precision: str, output: Array, rounded: Array, exact: Array) -> float:
+    """Returns the error of a graph's output, relative to the output's largest value.
+
+    Args:
+        rounded, exact: PyTorch's output in the same precision, and in float32.
+    """
     if output.shape != exact.shape:
         raise ExportMismatch(
-            f"{what}: shape {output.shape}, PyTorch gives {exact.shape}; please report it"
+            f"{where}: shape {output.shape}, PyTorch gives {exact.shape}; please report it"
         )
     if not np.isfinite(exact).all():
         raise CheckpointError(
-            f"{what}: PyTorch gives values that are not finite; the checkpoint is damaged"
+            f"{where}: PyTorch gives values that are not finite; the checkpoint is damaged"
         )
-    for values, source in ((own, "PyTorch in the same precision"), (output, "the graph")):
-        if bad := np.count_nonzero(~np.isfinite(values)):
-            cure = "export with --precision fp32, whose range is larger"
-            raise ExportMismatch(f"{what}: {bad} values of {source} are not finite; {cure}")
+    for values, source in ((rounded, "PyTorch in the same precision"), (output, "the graph")):
+        infinite = np.count_nonzero(~np.isfinite(values))
+        if infinite:
+            raise ExportMismatch(
+                f"{where}: {infinite} values of {source} are not finite; "
+                "export with --precision fp32, whose range is larger"
+            )
     largest = float(np.abs(exact).max()) or 1.0
-    graph, pytorch = (float(np.abs(values - exact).max()) / largest for values in (output, own))
+    graph = float(np.abs(output - exact).max()) / largest
+    pytorch = float(np.abs(rounded - exact).max()) / largest
     limit = min(max(FLOOR, FACTOR * pytorch), CEILING)
     if graph > limit:
         raise ExportMismatch(
-            f"{what}: differs from PyTorch by {graph:.2e} of its "
+            f"{where}: differs from PyTorch by {graph:.2e} of its "
             f"range; the limit is {limit:.2e}, by PyTorch's own "
             f"{precision}. The graph is wrong, or {precision} "
             "does not suit these weights: please report it; "

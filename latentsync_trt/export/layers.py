@@ -13,14 +13,15 @@ from torch.nn import functional as F
 from latentsync_trt.bundle.manifest import HEADS
 
 NORM_GROUPS = 32
+"""Groups of channels in each group normalization of the U-Net."""
 
 _FUSED_HEAD_DIMS = range(16, 257, 8)
 """Head widths for which TensorRT supports the operator `Attention` and fused kernels exist."""
 
 _FEW_VALUES = 32
-"""In smaller groups values may be nearly equal. ONNX Runtime computes the variance in
-`GroupNormalization` as a difference of two large numbers, which then has no correct digit, or is
-negative: the result is NaN.
+"""The fewest values of a group for which `GroupNormalization` is exported. In smaller groups values
+may be nearly equal: ONNX Runtime computes the variance as a difference of two large numbers, which
+then has no correct digit, or is negative, and the result is NaN.
 """
 
 
@@ -74,17 +75,14 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, frames: int = 1) -> Tensor:
         """`x (B·F, C, h, w)` → the same shape; statistics are across `frames`."""
-        height: Any
-        count, width, height, breadth = x.shape
-        enough = NORM_GROUPS * _FEW_VALUES
-        if isinstance(height, torch.SymInt):
-            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
-        if frames == 1 and statically_known_true(width * height * breadth >= enough):
+        if frames == 1 and self._groups_are_large(x):
             return super().forward(x)
+        count, width, height, breadth = x.shape
         windows = count // frames
         pixels = height * breadth
+        channels = width // NORM_GROUPS
         wide = x.float()
-        grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
+        grouped = wide.reshape(windows, frames, NORM_GROUPS, channels * pixels)
         frame_mean = grouped.mean(3, keepdim=True)
         # Not torch.square, which would be exported as a general Pow.
         apart = grouped - frame_mean
@@ -92,14 +90,24 @@ class GroupNorm(nn.GroupNorm):
         mean = frame_mean.mean(1, keepdim=True)
         apart = frame_mean - mean
         variance = (frame_variance + apart * apart).mean(1, keepdim=True)
-        per_group = (NORM_GROUPS, width // NORM_GROUPS)
-        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
-        shift = self.bias.float().reshape(per_group) - mean * scale
-        by_channel = wide.reshape(windows, frames, width, pixels)
-        normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(
-            windows, 1, width, 1
+        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(
+            NORM_GROUPS, channels
         )
+        shift = self.bias.float().reshape(NORM_GROUPS, channels) - mean * scale
+        by_channel = wide.reshape(windows, frames, width, pixels)
+        normed = by_channel * scale.reshape(windows, 1, width, 1)
+        normed = normed + shift.reshape(windows, 1, width, 1)
         return normed.to(x.dtype).reshape(x.shape)
+
+    @staticmethod
+    def _groups_are_large(x: Tensor) -> bool:
+        """Returns whether every group has enough values for the operator `GroupNormalization`."""
+        height: Any
+        _, width, height, breadth = x.shape
+        enough = NORM_GROUPS * _FEW_VALUES
+        if isinstance(height, torch.SymInt):
+            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
+        return statically_known_true(width * height * breadth >= enough)
 
 
 class GatedProjection(nn.Module):
@@ -115,10 +123,10 @@ class GatedProjection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # The bias is added to each half: NVIDIA's compiler does not cut up a sum for compute
         # capability 7.5.
-        both = torch.matmul(x, self.proj.weight)
+        product = torch.matmul(x, self.proj.weight)
         bias = self.proj.get_parameter("bias")
-        value = both[..., : self.outputs] + bias[: self.outputs]
-        gate = both[..., self.outputs :] + bias[self.outputs :]
+        value = product[..., : self.outputs] + bias[: self.outputs]
+        gate = product[..., self.outputs :] + bias[self.outputs :]
         return value * F.gelu(gate)
 
 
@@ -137,8 +145,8 @@ class FeedForward(nn.Module):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N,
-    heads, T, d)`.
+    """Returns the softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S,
+    d)`, `(N, heads, T, d)`.
     """
     head_dim = query.shape[-1]
     # TensorRT supports the operator `Attention` in half precision only.
@@ -153,13 +161,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> Tensor:
-    """`(N, T, parts·heads·d)` → `(parts, N, heads, T, d)`."""
+    """Returns stacked projections `(N, T, parts·heads·d)` as `(parts, N, heads, T, d)`."""
     count, length, width = x.shape
     return x.reshape(count, length, parts, heads, width // parts // heads).permute(2, 0, 3, 1, 4)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """`(N, heads, T, d)` → `(N, T, heads·d)`."""
+    """Returns the outputs of heads, `(N, heads, T, d)`, as `(N, T, heads·d)`."""
     count, heads, length, head_dim = x.shape
     return x.transpose(1, 2).reshape(count, length, heads * head_dim)
 
@@ -206,21 +214,20 @@ class TemporalAttention(SelfAttention):
         self.pos_encoder.register_buffer("pe", torch.empty(1, positions, width))
 
     def positions(self, frames: int) -> Tensor:
-        """Positions of the first frames, `(1, F, 1, C)`."""
+        """Returns the encoded positions of the first frames, `(1, F, 1, C)`."""
         return self.pos_encoder.get_buffer("pe")[:, :frames].unsqueeze(2)
 
     def forward(self, x: Tensor, frames: int) -> Tensor:  # type: ignore[override]
         count, pixels, width = x.shape
         windows = count // frames
+        head_dim = width // HEADS
         positioned = x.reshape(windows, frames, pixels, width) + self.positions(frames)
         # Splitting heads needs one transpose anyway; it also moves the frames next to the head's
         # channels.
-        packed = self.to_qkv(positioned).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
-        qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(
-            3, windows * pixels, HEADS, frames, width // HEADS
-        )
-        attended = attend(qkv[0], qkv[1], qkv[2]).reshape(
-            windows, pixels, HEADS, frames, width // HEADS
-        )
-        joined = attended.permute(0, 3, 1, 2, 4).reshape(count, pixels, width)
+        packed = self.to_qkv(positioned).reshape(windows, frames, pixels, 3, HEADS, head_dim)
+        moved = packed.permute(3, 0, 2, 4, 1, 5)
+        qkv = moved.reshape(3, windows * pixels, HEADS, frames, head_dim)
+        attended = attend(qkv[0], qkv[1], qkv[2])
+        apart = attended.reshape(windows, pixels, HEADS, frames, head_dim)
+        joined = apart.permute(0, 3, 1, 2, 4).reshape(count, pixels, width)
         return self.to_out[0](joined)

@@ -5,6 +5,7 @@ Architecture and names of parameters: https://github.com/joonson/syncnet_python 
 `SyncNetModel.py`.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +16,67 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.find import SYNCNET_FILE
 from latentsync_trt.bundle.manifest import DimensionRange, sha256_file
 from latentsync_trt.errors import CheckpointError, OutputError
+from latentsync_trt.export.checkpoints import read_weights
 from latentsync_trt.export.graphs import GraphPlan, build_graph, verify_graph
 from latentsync_trt.files import whole_file
 from latentsync_trt.measure.syncnet import AT_ONCE, EMBEDDING, INPUTS, OUTPUTS, REACH
-from latentsync_trt.paths import why_missing
 
 _PUBLISHED_SHA256 = "961e8696f888fce4f3f3a6c3d5b3267cf5b343100b238e79b2659bff2c605442"
-"""Of `syncnet_v2.model`."""
+"""The checksum of the published `syncnet_v2.model`."""
 
-# Of each convolution: outputs, kernel, stride and padding; then kernel, stride and padding of the
-# pooling after it.
-_SPEECH = (
-    (64, (3, 3), 1, 1, (1, 1, 0)),
-    (192, (3, 3), 1, 1, (3, (1, 2), 0)),
-    (384, (3, 3), 1, 1, None),
-    (256, (3, 3), 1, 1, None),
-    (256, (3, 3), 1, 1, (3, 2, 0)),
-    (512, (5, 4), 1, 0, None),
+Size = int | tuple[int, ...]
+"""A number for all axes, or one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A convolution, its norm and activation, and perhaps a pooling after them."""
+
+    outputs: int
+    kernel: Size
+    stride: Size = 1
+    padding: Size = 0
+    pooling: tuple[Size, Size, Size] | None = None
+    """Kernel, stride and padding."""
+
+
+_SPEECH_LAYERS = (
+    _Layer(64, (3, 3), 1, 1, (1, 1, 0)),
+    _Layer(192, (3, 3), 1, 1, (3, (1, 2), 0)),
+    _Layer(384, (3, 3), 1, 1),
+    _Layer(256, (3, 3), 1, 1),
+    _Layer(256, (3, 3), 1, 1, (3, 2, 0)),
+    _Layer(512, (5, 4)),
 )
-_FACES = (
-    (96, (5, 7, 7), (1, 2, 2), 0, ((1, 3, 3), (1, 2, 2), 0)),
-    (256, (1, 5, 5), (1, 2, 2), (0, 1, 1), ((1, 3, 3), (1, 2, 2), (0, 1, 1))),
-    (256, (1, 3, 3), 1, (0, 1, 1), None),
-    (256, (1, 3, 3), 1, (0, 1, 1), None),
-    (256, (1, 3, 3), 1, (0, 1, 1), ((1, 3, 3), (1, 2, 2), 0)),
-    (512, (1, 6, 6), 1, 0, None),
+_FACE_LAYERS = (
+    _Layer(96, (5, 7, 7), (1, 2, 2), 0, ((1, 3, 3), (1, 2, 2), 0)),
+    _Layer(256, (1, 5, 5), (1, 2, 2), (0, 1, 1), ((1, 3, 3), (1, 2, 2), (0, 1, 1))),
+    _Layer(256, (1, 3, 3), 1, (0, 1, 1)),
+    _Layer(256, (1, 3, 3), 1, (0, 1, 1)),
+    _Layer(256, (1, 3, 3), 1, (0, 1, 1), ((1, 3, 3), (1, 2, 2), 0)),
+    _Layer(512, (1, 6, 6)),
 )
 
 
-class SyncNet(nn.Module):
+class SyncNetModule(nn.Module):
     """Embeds faces and speech of a fifth of a second; they are near where the lips say what is
     heard.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.netcnnaud = _convolutions(1, _SPEECH, (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d))
-        self.netcnnlip = _convolutions(3, _FACES, (nn.Conv3d, nn.BatchNorm3d, nn.MaxPool3d))
-        self.netfcaud, self.netfclip = (
-            nn.Sequential(
-                nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, EMBEDDING)
-            )
-            for _ in "as"
-        )
+        self.netcnnaud = nn.Sequential()
+        inputs = 1
+        for layer in _SPEECH_LAYERS:
+            self.netcnnaud += _modules(layer, inputs, nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)
+            inputs = layer.outputs
+        self.netcnnlip = nn.Sequential()
+        inputs = 3
+        for layer in _FACE_LAYERS:
+            self.netcnnlip += _modules(layer, inputs, nn.Conv3d, nn.BatchNorm3d, nn.MaxPool3d)
+            inputs = layer.outputs
+        self.netfcaud = _head()
+        self.netfclip = _head()
 
     def forward(self, faces: Tensor, cepstra: Tensor) -> tuple[Tensor, Tensor]:
         """Faces `(n, 3, 5, 224, 224)`, BGR in 0…255, and cepstra `(m, 1, 13, 20)` → embeddings `(…,
@@ -68,28 +87,32 @@ class SyncNet(nn.Module):
         return self.netfclip(lips), self.netfcaud(speech)
 
 
-def _convolutions(inputs: int, layers: tuple[Any, ...], kinds: tuple[Any, ...]) -> nn.Sequential:
-    convolution, norm, pooling = kinds
-    made: list[nn.Module] = []
-    for outputs, kernel, stride, padding, pooled in layers:
-        made += [convolution(inputs, outputs, kernel, stride, padding), norm(outputs), nn.ReLU()]
-        made += [] if pooled is None else [pooling(*pooled)]
-        inputs = outputs
-    return nn.Sequential(*made)
+def _modules(
+    layer: _Layer, inputs: int, convolution: Any, norm: Any, pooling: Any
+) -> nn.Sequential:
+    outputs = layer.outputs
+    convolved = convolution(inputs, outputs, layer.kernel, layer.stride, layer.padding)
+    modules = nn.Sequential(convolved, norm(outputs), nn.ReLU())
+    if layer.pooling is not None:
+        modules.append(pooling(*layer.pooling))
+    return modules
 
 
-def load_syncnet(path: Path) -> SyncNet:
+def _head() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, EMBEDDING)
+    )
+
+
+def load_syncnet(path: Path) -> SyncNetModule:
     """Reads `syncnet_v2.model`; raises `CheckpointError` if it is missing, or of other names or
     shapes.
     """
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: is a folder" if path.is_dir() else why_missing(path), usage=True
-        )
-    network = SyncNet()
+    network = SyncNetModule()
+    weights = read_weights(path)
     try:
-        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # PyTorch raises anything for files of others
+        network.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: not SyncNet's weights ({' '.join(str(error).split())[:200]})"
         ) from error
@@ -97,8 +120,7 @@ def load_syncnet(path: Path) -> SyncNet:
 
 
 def export_syncnet(path: Path, folder: Path) -> str:
-    """Writes `syncnet.onnx` into `folder`, verified or not at all; returns what was written, in
-    words.
+    """Writes `syncnet.onnx` into `folder`, verified or not at all; returns a sentence about it.
 
     Args:
         path: the published `syncnet_v2.model`, or weights of the same names and shapes.
@@ -109,14 +131,7 @@ def export_syncnet(path: Path, folder: Path) -> str:
     """
     network = load_syncnet(path)
     target = folder / SYNCNET_FILE
-    generator = torch.Generator().manual_seed(0)
-    faces = 255 * torch.rand(2, 3, 5, 224, 224, generator=generator)
-    cepstra = 10 * torch.randn(3, 1, 13, 20, generator=generator)
-    given = dict(zip(INPUTS, (faces, cepstra), strict=True))
-    dynamic = {name: {0: f"{name}_windows"} for name in INPUTS}
-    most = zip(INPUTS, (AT_ONCE, AT_ONCE + 2 * REACH), strict=True)
-    ranges = {f"{name}_windows": DimensionRange(1, count, count) for name, count in most}
-    plan = GraphPlan("syncnet", "syncnet", network, given, OUTPUTS, dynamic=dynamic, ranges=ranges)
+    plan = _plan_syncnet(network)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(target, keep=True) as staged:
@@ -129,3 +144,16 @@ def export_syncnet(path: Path, folder: Path) -> str:
     else:
         weights = "other weights than the published"
     return f"{target}: SyncNet, within {error:.1e} of PyTorch; {weights}"
+
+
+def _plan_syncnet(network: SyncNetModule) -> GraphPlan:
+    generator = torch.Generator().manual_seed(0)
+    faces = 255 * torch.rand(2, 3, 5, 224, 224, generator=generator)
+    cepstra = 10 * torch.randn(3, 1, 13, 20, generator=generator)
+    inputs = dict(zip(INPUTS, (faces, cepstra), strict=True))
+    dynamic = {}
+    ranges = {}
+    for name, most in zip(INPUTS, (AT_ONCE, AT_ONCE + 2 * REACH), strict=True):
+        dynamic[name] = {0: f"{name}_windows"}
+        ranges[f"{name}_windows"] = DimensionRange(1, most, most)
+    return GraphPlan("syncnet", "syncnet", network, inputs, OUTPUTS, dynamic, ranges)

@@ -7,13 +7,15 @@ throughout.
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from latentsync_trt.diffusion import LATENT_CHANNELS
 from latentsync_trt.export.layers import (
     AudioAttention,
     FeedForward,
@@ -26,27 +28,28 @@ from latentsync_trt.export.layers import (
 INPUT_CHANNELS = 13
 """4 noisy latents, 1 mask, 4 masked-image latents, 4 reference-image latents."""
 
-LATENT_CHANNELS = 4
 _LONGEST_PERIOD = 10000
+"""Of the sinusoids of a timestep, in timesteps and divided by 2π."""
 
 
 @dataclass(frozen=True, slots=True)
 class UNetConfig:
-    """The shape of a U-Net, top level first.
-
-    `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more).
-    `audio_width`: width of the audio tokens. `attention`: which levels have spatial transformers.
-    `motion_down`, `motion_up`: which stages have temporal modules, in order of execution.
-    `positions`: the longest window that the temporal modules support.
-    """
+    """The shape of a U-Net, top level first."""
 
     widths: tuple[int, ...]
+    """Channels by level."""
     layers: int
+    """Resnets in a down block; an up block has one more."""
     audio_width: int
+    """Width of the audio tokens."""
     attention: tuple[bool, ...]
+    """Which levels have spatial transformers."""
     motion_down: tuple[bool, ...]
+    """Which down blocks have temporal transformers, in order of execution."""
     motion_up: tuple[bool, ...]
+    """Which up blocks have temporal transformers, in order of execution."""
     positions: int
+    """The longest window that the temporal transformers support, in frames."""
 
     @property
     def time_width(self) -> int:
@@ -55,17 +58,27 @@ class UNetConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of all blocks in one denoising step.
-
-    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the first
-    half of the batch is unconditional (all-zero audio), the second half is conditional on the
-    audio.
-    """
+    """Inputs of all blocks in one denoising step."""
 
     time: Tensor
+    """The activated time embedding, `(1, E)`."""
     audio: Tensor
+    """Audio tokens, `(B·F, S, D)`."""
     frames: int
+    """Frames of a window, F."""
     guided: bool
+    """Whether the first half of the batch is unconditional (all-zero audio), and only the second is
+    conditional on the audio.
+    """
+
+
+class Prediction(NamedTuple):
+    """What the U-Net returns."""
+
+    noise: Tensor
+    """The predicted noise, `(B·F, 4, h, w)`."""
+    hidden: Tensor
+    """The input of the last layer, `(B·F, C, h, w)`."""
 
 
 class TimeEmbedding(nn.Module):
@@ -102,7 +115,9 @@ class Resnet(nn.Module):
         hidden = self.conv1(F.silu(self.norm1(x, step.frames)))
         hidden = hidden + self.time_emb_proj(step.time)[:, :, None, None]
         hidden = self.conv2(F.silu(self.norm2(hidden, step.frames)))
-        return hidden + (x if self.conv_shortcut is None else self.conv_shortcut(x))
+        if self.conv_shortcut is None:
+            return hidden + x
+        return hidden + self.conv_shortcut(x)
 
 
 class SpatialBlock(nn.Module):
@@ -121,15 +136,21 @@ class SpatialBlock(nn.Module):
 
     def forward(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
         x = x + self.attn1(self.norm1(x))
-        if step.guided:
-            count = step.audio.shape[0]
-            unconditional, conditional = (x, x) if fork else (x[:count], x[count:])
-            attended = self.attn2(self.norm2(conditional), step.audio)
-            bias = self.attn2.to_out[0].get_parameter("bias")
-            x = torch.cat([unconditional + bias, conditional + attended])
-        else:
-            x = x + self.attn2(self.norm2(x), step.audio)
+        x = self._attend_audio(x, step, fork)
         return x + self.ff(self.norm3(x))
+
+    def _attend_audio(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
+        if not step.guided:
+            return x + self.attn2(self.norm2(x), step.audio)
+        unconditional = x
+        conditional = x
+        if not fork:
+            count = step.audio.shape[0]
+            unconditional = x[:count]
+            conditional = x[count:]
+        attended = self.attn2(self.norm2(conditional), step.audio)
+        bias = self.attn2.to_out[0].get_parameter("bias")
+        return torch.cat([unconditional + bias, conditional + attended])
 
 
 class TemporalBlock(nn.Module):
@@ -137,10 +158,11 @@ class TemporalBlock(nn.Module):
 
     def __init__(self, width: int, positions: int) -> None:
         super().__init__()
-        self.attention_blocks = nn.ModuleList(
-            [TemporalAttention(width, positions) for _ in range(2)]
-        )
-        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
+        self.attention_blocks = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        for _ in range(2):
+            self.attention_blocks.append(TemporalAttention(width, positions))
+            self.norms.append(nn.LayerNorm(width))
         self.ff = FeedForward(width)
         self.ff_norm = nn.LayerNorm(width)
 
@@ -169,14 +191,13 @@ class Transformer(nn.Module):
         tokens = self.transformer_blocks[0](tokens, step, fork)
         residual = torch.cat([x, x]) if fork else x
         tokens = self.proj_out(tokens)
-        return residual + tokens.transpose(1, 2).reshape(
-            tokens.shape[0], tokens.shape[2], *x.shape[2:]
-        )
+        shape = (tokens.shape[0], tokens.shape[2], *x.shape[2:])
+        return residual + tokens.transpose(1, 2).reshape(shape)
 
 
-class Stage(nn.Module):
+class Block(nn.Module):
     """The layers of one resolution: each is a resnet, then a spatial and a temporal transformer if
-    the stage has them.
+    the block has them.
 
     Args:
         inputs: channels entering each layer's resnet.
@@ -189,32 +210,33 @@ class Stage(nn.Module):
         self,
         config: UNetConfig,
         width: int,
-        inputs: tuple[int, ...],
+        inputs: Sequence[int],
         *,
         spatial: int,
         motion: bool = False,
         resample: str | None = None,
     ) -> None:
         super().__init__()
-        self.resnets = nn.ModuleList(
-            [Resnet(entering, width, config.time_width) for entering in inputs]
-        )
-        self.attentions = nn.ModuleList(
-            [
-                Transformer(width, SpatialBlock(width, config.audio_width), kernel_dims=2)
-                for _ in range(spatial)
-            ]
-        )
+        self.resnets = nn.ModuleList()
+        self.attentions = nn.ModuleList()
         self.motion_modules = nn.ModuleList()
-        for _ in inputs if motion else ():
-            temporal = Transformer(width, TemporalBlock(width, config.positions), kernel_dims=0)
-            self.motion_modules.append(nn.ModuleDict({"temporal_transformer": temporal}))
+        for index, entering in enumerate(inputs):
+            self.resnets.append(Resnet(entering, width, config.time_width))
+            if index < spatial:
+                block: nn.Module = SpatialBlock(width, config.audio_width)
+                self.attentions.append(Transformer(width, block, kernel_dims=2))
+            if motion:
+                block = TemporalBlock(width, config.positions)
+                temporal = Transformer(width, block, kernel_dims=0)
+                self.motion_modules.append(nn.ModuleDict({"temporal_transformer": temporal}))
         self.downsamplers = nn.ModuleList()
         self.upsamplers = nn.ModuleList()
-        if resample is not None:
-            conv = nn.Conv2d(width, width, 3, stride=2 if resample == "down" else 1, padding=1)
-            resamplers = self.downsamplers if resample == "down" else self.upsamplers
-            resamplers.append(nn.ModuleDict({"conv": conv}))
+        if resample == "down":
+            conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
+            self.downsamplers.append(nn.ModuleDict({"conv": conv}))
+        elif resample == "up":
+            conv = nn.Conv2d(width, width, 3, padding=1)
+            self.upsamplers.append(nn.ModuleDict({"conv": conv}))
 
     def layer(self, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
         """Runs layer `index`; `fork` as in `Transformer`."""
@@ -239,44 +261,41 @@ class UNet(nn.Module):
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
         self.config = config
-        self.conv_in = nn.Conv2d(INPUT_CHANNELS, config.widths[0], 3, padding=1)
+        widths = config.widths
+        self.conv_in = nn.Conv2d(INPUT_CHANNELS, widths[0], 3, padding=1)
         self.time_embedding = TimeEmbedding(config)
-        skips = [config.widths[0]]
-        last = len(config.widths) - 1
-
-        def stage(level: int, inputs: tuple[int, ...], motion: bool, resample: str | None) -> Stage:
-            spatial = len(inputs) if config.attention[level] else 0
-            return Stage(
-                config,
-                config.widths[level],
-                inputs,
-                spatial=spatial,
-                motion=motion,
-                resample=resample,
-            )
-
         self.down_blocks: Any = nn.ModuleList()
-        for level, width in enumerate(config.widths):
-            inputs = (skips[-1], *[width] * (config.layers - 1))
-            self.down_blocks.append(
-                stage(level, inputs, config.motion_down[level], "down" if level < last else None)
-            )
-            skips += [width] * (config.layers + (level < last))
-        self.mid_block: nn.Module = Stage(
-            config, config.widths[-1], (config.widths[-1],) * 2, spatial=1
-        )
+        last = len(widths) - 1
+        skips = [widths[0]]
+        for level, width in enumerate(widths):
+            inputs = [skips[-1]] + [width] * (config.layers - 1)
+            skips += [width] * config.layers
+            resample = None
+            if level < last:
+                resample = "down"
+                skips.append(width)
+            motion = config.motion_down[level]
+            self.down_blocks.append(self._block(level, inputs, motion, resample))
+        self.mid_block: nn.Module = Block(config, widths[last], (widths[last],) * 2, spatial=1)
         self.up_blocks: Any = nn.ModuleList()
-        for depth, level in enumerate(range(last, -1, -1)):
-            entering = (
-                config.widths[min(level + 1, last)],
-                *[config.widths[level]] * config.layers,
-            )
-            inputs = tuple(inner + skips.pop() for inner in entering)
-            self.up_blocks.append(
-                stage(level, inputs, config.motion_up[depth], "up" if level > 0 else None)
-            )
-        self.conv_norm_out = GroupNorm(config.widths[0])
-        self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
+        inner = widths[last]
+        for level, motion in zip(range(last, -1, -1), config.motion_up, strict=True):
+            inputs = []
+            for _ in range(config.layers + 1):
+                inputs.append(inner + skips.pop())
+                inner = widths[level]
+            resample = "up" if level else None
+            self.up_blocks.append(self._block(level, inputs, motion, resample))
+        self.conv_norm_out = GroupNorm(widths[0])
+        self.conv_out = nn.Conv2d(widths[0], LATENT_CHANNELS, 3, padding=1)
+
+    def _block(
+        self, level: int, inputs: Sequence[int], motion: bool, resample: str | None
+    ) -> Block:
+        config = self.config
+        spatial = len(inputs) if config.attention[level] else 0
+        width = config.widths[level]
+        return Block(config, width, inputs, spatial=spatial, motion=motion, resample=resample)
 
     def forward(
         self,
@@ -287,8 +306,8 @@ class UNet(nn.Module):
         *,
         frames: int,
         guided: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """The noise `(B·F, 4, h, w)`, and `hidden (B·F, C, h, w)`, the input of the last layer.
+    ) -> Prediction:
+        """Predicts the noise of all frames.
 
         Args:
             sample, timestep, audio: `(B·F, 13, h, w)`, `()` int64, `(B·F, S, D)`.
@@ -302,39 +321,41 @@ class UNet(nn.Module):
         if hidden is None:
             hidden = self._all_but_last_layer(entry, step)
         skip = torch.cat([entry, entry]) if guided else entry
-        return self._head(
-            self.up_blocks[-1], torch.cat([hidden, skip], self.channel_axis), step
-        ), hidden
+        x = torch.cat([hidden, skip], self.channel_axis)
+        return Prediction(self._head(self.up_blocks[-1], x, step), hidden)
 
     def tail(self) -> "UNet":
-        """This network reduced to the parts that run with `hidden`; parameters are shared and keep
-        their names.
+        """Returns this network reduced to the parts that run with `hidden`; parameters are shared
+        and keep their names.
         """
         part: UNet = shallow_copy(self)
         part.down_blocks = nn.ModuleList()
         part.mid_block = nn.Identity()
-        part.up_blocks = nn.ModuleList(
-            [*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]]
-        )
+        last = len(self.up_blocks) - 1
+        part.up_blocks = nn.ModuleList(nn.Identity() for _ in range(last))
+        part.up_blocks.append(self.up_blocks[last])
         return part
 
     def _all_but_last_layer(self, entry: Tensor, step: StepInputs) -> Tensor:
         x = entry
+        fork = step.guided
         skips = []  # the skip connection from `entry` itself belongs to the last layer
-        for depth, stage in enumerate(self.down_blocks):
-            for index in range(len(stage.resnets)):
-                x = self._layers(stage, (index,), x, step, fork=step.guided and depth == index == 0)
+        for block in self.down_blocks:
+            for index in range(len(block.resnets)):
+                x = self._layers(block, (index,), x, step, fork)
+                fork = False
                 skips.append(x)
-            for downsampler in stage.downsamplers:
+            for downsampler in block.downsamplers:
                 x = self._conv(downsampler.conv, x)
                 skips.append(x)
         x = self._layers(self.mid_block, (0, 1), x, step)
-        for stage in self.up_blocks:
-            for index in range(len(stage.resnets) - (stage is self.up_blocks[-1])):
-                x = self._layers(
-                    stage, (index,), torch.cat([x, skips.pop()], self.channel_axis), step
-                )
-            for upsampler in stage.upsamplers:
+        for block in self.up_blocks:
+            for index in range(len(block.resnets)):
+                if not skips:
+                    return x
+                x = torch.cat([x, skips.pop()], self.channel_axis)
+                x = self._layers(block, (index,), x, step)
+            for upsampler in block.upsamplers:
                 x = self._upsample(upsampler.conv, x)
         return x
 
@@ -347,23 +368,23 @@ class UNet(nn.Module):
         return conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
     def _layers(
-        self, stage: Any, indices: tuple[int, ...], x: Tensor, step: StepInputs, fork: bool = False
+        self, block: Any, indices: Sequence[int], x: Tensor, step: StepInputs, fork: bool = False
     ) -> Tensor:
         for index in indices:
-            x = stage.layer(index, x, step, fork)
+            x = block.layer(index, x, step, fork)
         return x
 
-    def _head(self, stage: Stage, x: Tensor, step: StepInputs) -> Tensor:
-        x = stage.layer(len(stage.resnets) - 1, x, step)
+    def _head(self, block: Any, x: Tensor, step: StepInputs) -> Tensor:
+        x = block.layer(len(block.resnets) - 1, x, step)
         return self.conv_out(F.silu(self.conv_norm_out(x, step.frames)))
 
 
 def shallow_copy(module: nn.Module) -> Any:
-    """A copy that shares parameters and submodules, but whose submodules can be replaced."""
-    made = copy.copy(module)
+    """Returns a copy that shares parameters; its submodules can be replaced."""
+    copied = copy.copy(module)
     # PyTorch itself has deep copies only; a copy of the object shares the table of its submodules.
-    made._modules = dict(module._modules)
-    return made
+    copied._modules = dict(module._modules)
+    return copied
 
 
 class DenoiseStep(nn.Module):
@@ -404,21 +425,23 @@ class DenoiseStep(nn.Module):
                 halves with guidance (unconditional first), else 1.
         """
         windows, channels, frames, height, width = latents.shape
+        halves = 2 if self.guided else 1
         dtype = self.unet.conv_in.weight.dtype
         # Frames go into the batch: `sample (B·F, 13, h, w)`, `tokens (B·F, S, D)`.
         sample = torch.cat([latents, conditioning], 1).to(dtype).transpose(1, 2).flatten(0, 1)
         tokens = audio.to(dtype).flatten(0, 1)
         state = None if hidden is None else hidden.flatten(0, 2)
-        noise, state = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-        halves = noise.float().reshape(
-            2 if self.guided else 1, windows, frames, channels, height, width
-        )
-        eps = halves[0]
+        predicted = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
+        noise = predicted.noise.float().reshape(halves, windows, frames, channels, height, width)
+        eps = noise[0]
         if self.guided:
-            eps = eps + guidance * (halves[1] - eps)
+            eps = eps + guidance * (noise[1] - eps)
         eps = eps.transpose(1, 2)
-        c_x, c_eps, c_history, d_x, d_eps = (coefficients[i] for i in range(5))
-        updated = c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps
+        c_x, c_eps, c_history, d_x, d_eps = [coefficients[index] for index in range(5)]
+        next_latents = c_x * latents + c_eps * eps + c_history * history
+        next_history = d_x * latents + d_eps * eps
         if hidden is not None:
-            return updated
-        return *updated, state.reshape(2 if self.guided else 1, windows, frames, *state.shape[1:])
+            return next_latents, next_history
+        state = predicted.hidden
+        shape = (halves, windows, frames, *state.shape[1:])
+        return next_latents, next_history, state.reshape(shape)

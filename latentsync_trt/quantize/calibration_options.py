@@ -9,10 +9,10 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import QUALITY, check_limits, option
 from latentsync_trt.paths import AUDIO_SUFFIXES, VIDEO_SUFFIXES, files_in, path_exists, why_missing
 
-TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
+CALIBRATE_TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
 """Packages that make the graphs."""
 
-EXTRA = "calibrate"
+CALIBRATE_EXTRA = "calibrate"
 """The extra that installs them."""
 
 EightBit = Literal["int8", "fp8"]
@@ -22,18 +22,22 @@ RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
 cause nearly all of the 8-bit error."""
 
 NO_LAYERS = "none"
-
+"""The value of --keep that keeps no layer."""
 
 _option = partial(option, group=QUALITY)
 
 
 def parse_keep(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    """ "conv_in,conv_out" → ("conv_in", "conv_out"); "none" → (); a tuple as it is."""
-    if isinstance(names, str):
-        if names == NO_LAYERS:
-            return ()
-        return tuple(part.strip() for part in names.split(",") if part.strip())
-    return names
+    """Returns the names in a list such as "conv_in,conv_out"; a tuple as it is."""
+    if not isinstance(names, str):
+        return names
+    if names == NO_LAYERS:
+        return ()
+    return tuple(filter(None, map(str.strip, names.split(","))))
+
+
+def _show_keep(names: tuple[str, ...]) -> str:
+    return ",".join(names) or NO_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class CalibrateOptions:
         RESIDUAL_LAYERS,
         f"Layers to keep in the bundle's own precision: parts of their names, or {NO_LAYERS}.",
         parse=parse_keep,
-        show=lambda names: ",".join(names) or NO_LAYERS,
+        show=_show_keep,
         metavar="NAMES",
     )
     measure: bool = _option(
@@ -84,29 +88,31 @@ class CalibrateOptions:
         check_limits(self)
 
     def keeps(self, layer: str) -> bool:
-        """Whether `keep` names the layer with these weights.
+        """Returns whether `keep` names the layer with these weights.
 
         A pattern is a whole name, some of its parts between dots ("resnets.0.conv1"), or the end of
         one such part ("samplers" for "downsamplers").
         """
-        parts = layer.split(".")
-        return any(
-            f".{pattern}." in f".{layer}." or any(part.endswith(pattern) for part in parts)
-            for pattern in self.keep
-        )
+        for pattern in self.keep:
+            if f".{pattern}." in f".{layer}.":
+                return True
+            if any(part.endswith(pattern) for part in layer.split(".")):
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """A video and its speech, an audio file or the video itself."""
+class CalibrationClip:
+    """A video and its speech."""
 
     video: Path
     audio: Path
+    """A sound file, or the video itself."""
 
 
-def clips_in(folder: Path) -> tuple[Clip, ...]:
-    """The videos in a folder, sorted by name, each with the audio file of the same name, else its
-    own sound.
+def clips_in(folder: Path) -> list[CalibrationClip]:
+    """Returns the videos in a folder, sorted by name, each with the sound file of the same name,
+    else its own sound.
 
     Raises:
         InputError: no such folder, or no video in it.
@@ -115,7 +121,6 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
         raise InputError(why_missing(folder, "folder"))
     audio = {path.stem: path for path in files_in(folder, AUDIO_SUFFIXES)}
     videos = files_in(folder, VIDEO_SUFFIXES)
-    clips = tuple(Clip(path, audio.get(path.stem, path)) for path in videos)
-    if not clips:
+    if not videos:
         raise InputError(f"{folder}: no video in it (looked for {', '.join(VIDEO_SUFFIXES)})")
-    return clips
+    return [CalibrationClip(path, audio.get(path.stem, path)) for path in videos]

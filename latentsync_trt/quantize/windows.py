@@ -14,7 +14,7 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, CalibrationClip
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder, Target
 from latentsync_trt.sync.sound import Sound
@@ -29,28 +29,34 @@ UNGUIDED = 1.0
 """A guidance scale at which the unconditional half is left out."""
 
 _MOST_HELD_OUT = 4
-# One window in this many is denoised without guidance; guided graphs show both halves to their
-# layers anyway.
+"""The most windows to measure on."""
+
 _UNGUIDED_EVERY = 4
+"""One window in this many is denoised without guidance; guided graphs show both halves to their
+layers anyway.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedWindow:
-    """The denoiser's inputs for one window, all float32: `noise (1, 4, 1, h, w)`, the same for
-    every frame; `conditioning (9, F, h, w)`; `audio (F, S, D)`."""
+    """The denoiser's inputs for one window, all float32."""
 
     noise: Float32Array
+    """The same for every frame, `(1, 4, 1, h, w)`."""
     conditioning: Float32Array
+    """`(9, F, h, w)`."""
     audio: Float32Array
+    """`(F, S, D)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """How a window is denoised; `interval` as for `cache_plan`."""
+    """How a window is denoised."""
 
     guidance: float
     steps: int
     interval: int | tuple[int, ...] = CACHE_INTERVAL
+    """Every how many steps a full one runs, or the numbers of the full steps."""
 
     def run(
         self,
@@ -58,21 +64,28 @@ class Loop:
         window: RecordedWindow,
         on_step: Callable[[int, int], None] | None = None,
     ) -> Float32Array:
-        """The final latents `(4, F, h, w)`; after each step `on_step` gets the steps done and their
-        total.
+        """Returns the final latents `(4, F, h, w)`; after each step `on_step` gets the steps done
+        and their total.
         """
-        plan = cache_plan(self.steps, self.interval)
-        inputs = window.noise, window.conditioning, window.audio
-        return denoise(denoiser, *inputs, self.guidance, ddim_schedule(self.steps), plan, on_step)
+        return denoise(
+            denoiser,
+            window.noise,
+            window.conditioning,
+            window.audio,
+            self.guidance,
+            ddim_schedule(self.steps),
+            cache_plan(self.steps, self.interval),
+            on_step,
+        )
 
 
 def record(
-    clip: Clip,
+    clip: CalibrationClip,
     wanted: int,
     model: Model,
     detector: FaceDetector,
     on_frame: Callable[[int, int], None],
-) -> tuple[RecordedWindow, ...]:
+) -> list[RecordedWindow]:
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
     Args:
@@ -84,69 +97,82 @@ def record(
     manifest = model.bundle.manifest
     delays = delays_of(clip.video, clip.audio)
     info = probe(clip.video)
-    tracks = Sound((SoundPiece(clip.audio, delays.sound_s),))
-    speech = OpenSpeech(tracks, model.audio_encoder, filters_of(model.bundle), SyncOptions())
+    sound = Sound((SoundPiece(clip.audio, delays.sound_s),))
+    speech = OpenSpeech(sound, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
-    expected = playback.expected_frames(info) or 1
-    expected_windows = max(1, expected // manifest.frames)
-    wanted = min(wanted, expected_windows)
+    frame_count = playback.expected_frames(info) or 1
+    window_count = max(1, frame_count // manifest.frames)
+    wanted = min(wanted, window_count)
 
     def read() -> Generator[Frame, None, None]:
         for count, frame in enumerate(read_frames(clip.video, playback), start=1):
-            on_frame(count, max(count, expected))
+            on_frame(count, max(count, frame_count))
             yield frame
 
     finder = FaceFinder(
         FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio
     )
     inpainter = make_inpainter(model, SyncOptions())
+    recorded = []
+    number = 0
     with (
         closing(speech),
         closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as gathered,
     ):
-        windows = (item for item in gathered if isinstance(item, Window))
-        return tuple(
-            _inputs(window, inpainter, speech)
-            for number, window in enumerate(windows)
-            if number < expected_windows
-            and (number + 1) * wanted // expected_windows > number * wanted // expected_windows
-        )
+        for item in gathered:
+            if not isinstance(item, Window):
+                continue
+            number += 1
+            if number <= window_count and len(recorded) < number * wanted // window_count:
+                recorded.append(_inputs(item, inpainter, speech))
+    return recorded
 
 
 def loops_of(
     windows: Sequence[RecordedWindow], options: CalibrateOptions, *, unguided: bool
 ) -> list[tuple[RecordedWindow, Loop]]:
-    """How each window is denoised. With `unguided` graphs, one window in four runs without
+    """Returns how each window is denoised. With `unguided` graphs, one window in four runs without
     guidance, after the others.
 
     The full steps of each window start one step later, so that full and cached graphs are observed
     at all timesteps.
     """
-    loops = []
+    guided_loops = []
+    unguided_loops = []
     for number, window in enumerate(windows):
-        full = tuple(sorted({0, *range(number % CACHE_INTERVAL, options.steps, CACHE_INTERVAL)}))
-        without = unguided and number % _UNGUIDED_EVERY == _UNGUIDED_EVERY - 1
-        loops.append((window, Loop(UNGUIDED if without else options.guidance, options.steps, full)))
-    return sorted(loops, key=lambda loop: loop[1].guidance == UNGUIDED)
+        full = {0, *range(number % CACHE_INTERVAL, options.steps, CACHE_INTERVAL)}
+        interval = tuple(sorted(full))
+        if unguided and (number + 1) % _UNGUIDED_EVERY == 0:
+            unguided_loops.append((window, Loop(UNGUIDED, options.steps, interval)))
+        else:
+            guided_loops.append((window, Loop(options.guidance, options.steps, interval)))
+    return guided_loops + unguided_loops
 
 
 def split(
     windows: Sequence[RecordedWindow], samples: int
-) -> tuple[tuple[RecordedWindow, ...], tuple[RecordedWindow, ...]]:
-    """At most `samples` windows to calibrate on, and those held out to measure on, both spread over
-    all.
+) -> tuple[list[RecordedWindow], list[RecordedWindow]]:
+    """Returns at most `samples` windows to calibrate on, and those held out to measure on, spread
+    over all.
     """
-    held = min(recorded_for(samples) - samples, len(windows) // 3)
-    held_indices = sorted({(2 * index + 1) * len(windows) // (2 * held) for index in range(held)})
-    calibrated_on = [window for index, window in enumerate(windows) if index not in held_indices]
-    return tuple(calibrated_on[:samples]), tuple(windows[index] for index in held_indices)
+    count = min(recorded_for(samples) - samples, len(windows) // 3)
+    places = {(2 * index + 1) * len(windows) // (2 * count) for index in range(count)}
+    calibrated_on = []
+    held_out = []
+    for index, window in enumerate(windows):
+        if index in places:
+            held_out.append(window)
+        else:
+            calibrated_on.append(window)
+    return calibrated_on[:samples], held_out
 
 
 def recorded_for(samples: int) -> int:
+    """Returns how many windows to record, to calibrate on `samples` of them."""
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 
 def _inputs(window: Window[Target], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
-    known = inpainter.run("encode", lambda: inpainter.encode(faces_of(window)))
-    audio = speech.windows(0, [each.time_s for each in window.items])
-    return RecordedWindow(inpainter.noise, known, audio)
+    conditioning = inpainter.run("encode", lambda: inpainter.encode(faces_of(window)))
+    audio = speech.windows(0, [item.time_s for item in window.items])
+    return RecordedWindow(inpainter.noise, conditioning, audio)

@@ -13,8 +13,9 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
+from latentsync_trt.export.checkpoints import WHISPER_PREFIX
 from latentsync_trt.export.layers import GroupNorm, Linear
-from latentsync_trt.export.networks import WHISPER_PREFIX, WhisperEncoder
+from latentsync_trt.export.networks import WhisperEncoder
 from latentsync_trt.export.unet import SpatialBlock, StepInputs, TimeEmbedding, UNet, UNetConfig
 from scripts.published import checkpoint_tensors, whisper_file
 

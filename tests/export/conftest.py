@@ -12,7 +12,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from latentsync_trt.bundle.manifest import CACHED_STEP, REQUIRED_GRAPHS, VAE_ENCODER, step_graph
 from latentsync_trt.export import cuda_ops, exporter
 from latentsync_trt.export.export_options import ExportOptions, Sources
-from latentsync_trt.export.exporter import Progress, export_bundle
+from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.types import ProgressCallback
 from tests import narrow
 from tests.exports import ExportCache
 
@@ -54,7 +55,7 @@ def patched() -> Iterator[None]:
 
 
 def export_only(
-    graphs: Sequence[str], options: ExportOptions, progress: Progress | None = None
+    graphs: Sequence[str], options: ExportOptions, on_progress: ProgressCallback | None = None
 ) -> Path:
     """As `export_bundle`, of some of the graphs."""
     planned = exporter.plan_graphs
@@ -64,7 +65,7 @@ def export_only(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "plan_graphs", chosen)
-        return export_bundle(options, progress)
+        return export_bundle(options, on_progress)
 
 
 @pytest.fixture(scope="package")

@@ -26,14 +26,15 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.errors import EngineBuildError, ExportMismatch
 from latentsync_trt.export import cuda_ops
-from latentsync_trt.export.export_options import TOOLS, ExportOptions, Sources
+from latentsync_trt.export.checkpoints import Networks, load_networks
+from latentsync_trt.export.export_options import EXPORT_TOOLS, ExportOptions, Sources
 from latentsync_trt.export.exporter import cuda_obstacles, plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, verify_graph
-from latentsync_trt.export.networks import Networks, load_networks
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.providers.selection import Selection
+from latentsync_trt.types import Progress
 from tests import narrow
 from tests.export.conftest import UNGUIDED_CACHED, VAE_WIDTHS, export_only
 from tests.export.test_export_solver import SOLVER_TOLERANCE, deprecated, diffusers_solver
@@ -63,7 +64,7 @@ def test_bundle_is_complete_and_its_manifest_correct(bundle: Path) -> None:
     )
     assert manifest.verification.keys() == manifest.graphs.keys()
     assert max(manifest.verification.values()) <= WELL_CONDITIONED
-    assert manifest.tools.keys() == {"latentsync-trt", *TOOLS}
+    assert manifest.tools.keys() == {"latentsync-trt", *EXPORT_TOOLS}
     assert manifest.sources.keys() == {"unet", "vae", "whisper"}
     assert not [path for path in bundle.parent.iterdir() if path.name.startswith(".")]
 
@@ -155,10 +156,14 @@ def test_values_beyond_half_precision_end_the_export_at_once_and_leave_nothing(
         replace(sources, vae=tmp_path / "vae"), out, precision="fp16", cuda_form=False
     )
     stages: list[str] = []
+
+    def keep_stage(progress: Progress) -> None:
+        stages.append(progress.stage)
+
     with pytest.raises(
         ExportMismatch, match=r"output image: .* are not finite; export with --precision fp32"
     ):
-        export_only((VAE_DECODER, CACHED_STEP), options, lambda stage, _: stages.append(stage))
+        export_only((VAE_DECODER, CACHED_STEP), options, keep_stage)
     assert stages == [
         "loading checkpoints",
         "exporting vae_decoder (1 of 2)",

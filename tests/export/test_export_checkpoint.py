@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from latentsync_trt.cli import main
 from latentsync_trt.errors import CheckpointError
+from latentsync_trt.export.checkpoints import load_unet, load_vae, load_whisper, origins
 from latentsync_trt.export.export_options import Sources
-from latentsync_trt.export.networks import load_unet, load_vae, load_whisper, origins
 from latentsync_trt.export.syncnet import load_syncnet
 from latentsync_trt.export.unet import UNet, UNetConfig
 from scripts.published import checkpoint_tensors

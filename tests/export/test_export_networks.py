@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from latentsync_trt.export.networks import VaeDecoder, VaeEncoder, load_unet, load_vae, load_whisper
+from latentsync_trt.export.checkpoints import load_unet, load_vae, load_whisper
+from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
 from latentsync_trt.export.unet import UNet
 from tests import narrow
 from tests.sounds import log_mel

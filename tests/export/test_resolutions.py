@@ -24,10 +24,10 @@ from latentsync_trt.bundle.manifest import (
     write_manifest,
 )
 from latentsync_trt.errors import InputError
+from latentsync_trt.export.checkpoints import Networks, load_networks
 from latentsync_trt.export.export_options import ExportOptions, Sources
 from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, verify_graph
-from latentsync_trt.export.networks import Networks, load_networks
 from latentsync_trt.types import UInt8Array
 from tests import narrow
 from tests.clips import LOSSLESS, decoded, write_clip

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.external import WeightsFile
 from latentsync_trt.bundle.manifest import CACHED_STEP
 from latentsync_trt.errors import CheckpointError, ExportMismatch
+from latentsync_trt.export.checkpoints import load_networks
 from latentsync_trt.export.export_options import Sources
 from latentsync_trt.export.exporter import plan_graphs
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph, verify_graph
 from latentsync_trt.export.layers import NORM_GROUPS, GroupNorm, attend
-from latentsync_trt.export.networks import load_networks
 from latentsync_trt.runtime.engines.session import Session
 from tests import narrow
 

@@ -13,7 +13,7 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from latentsync_trt.quantize.calibrate import quantize_bundle
+from latentsync_trt.quantize.calibrate import Provenance, quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
 from tests.quantize.eight_bit import small_ranges
 from tests.small import small_bundle
@@ -41,8 +41,7 @@ def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small_ranges(),
         CalibrateOptions(percentile=100.0),
         out,
-        clips=("clip.mp4",),
-        settings={"samples": 1},
+        Provenance(("clip.mp4",), {"samples": 1}),
         measure=lambda _: 40.0,
     )
 

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.quantize.calibrate import ObservingDenoiser
-from latentsync_trt.quantize.steps import Ranges, write_observed
+from latentsync_trt.quantize.observed import ObservingDenoiser, write_observed
+from latentsync_trt.quantize.ranges import ActivationRanges
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
@@ -38,7 +38,7 @@ def small_window(bundle: Bundle) -> RecordedWindow:
 
 
 @functools.cache
-def observed_small() -> tuple[Ranges, Float32Array]:
+def observed_small() -> tuple[ActivationRanges, Float32Array]:
     """What a loop of the small bundle shows, and its latents at the end."""
     bundle = Bundle.load(small_bundle(), verify=False)
     loop = small_loop()
@@ -50,6 +50,6 @@ def observed_small() -> tuple[Ranges, Float32Array]:
     return denoiser.ranges, latents
 
 
-def small_ranges() -> Ranges:
+def small_ranges() -> ActivationRanges:
     """Calibration ranges of all layers of the small bundle."""
     return observed_small()[0]

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, CalibrationClip
 from latentsync_trt.quantize.windows import UNGUIDED, RecordedWindow, loops_of, split
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
@@ -26,16 +26,16 @@ LEAST_DB = 20.0
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+def clip(tmp_path_factory: pytest.TempPathFactory) -> CalibrationClip:
     """Three windows of a face, and sound that is not silent."""
     folder = tmp_path_factory.mktemp("clip")
-    return Clip(
+    return CalibrationClip(
         write_face(folder / "face.mp4", 16 * WINDOWS),
         write_sound(folder / "speech.wav", 16 * WINDOWS / 25),
     )
 
 
-def run(bundle: Path, clip: Clip | None, out: Path, *more: str) -> Result:
+def run(bundle: Path, clip: CalibrationClip | None, out: Path, *more: str) -> Result:
     words = ["calibrate", "--bundle", str(bundle), "--provider", "cpu", "--output", str(out), *more]
     if clip is not None:
         words += ["--video", str(clip.video), "--audio", str(clip.audio)]
@@ -44,7 +44,7 @@ def run(bundle: Path, clip: Clip | None, out: Path, *more: str) -> Result:
 
 
 def test_a_clip_gives_a_measured_eight_bit_bundle(
-    guided_bundle: Path, clip: Clip, tmp_path: Path
+    guided_bundle: Path, clip: CalibrationClip, tmp_path: Path
 ) -> None:
     result = run(guided_bundle, clip, tmp_path / "int8")
     assert result.exit_code == 0, result.stderr
@@ -63,15 +63,17 @@ def test_a_clip_gives_a_measured_eight_bit_bundle(
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_an_eight_bit_bundle_is_refused(int8_bundle: Path, clip: Clip, tmp_path: Path) -> None:
+def test_an_eight_bit_bundle_is_refused(
+    int8_bundle: Path, clip: CalibrationClip, tmp_path: Path
+) -> None:
     result = run(int8_bundle, clip, tmp_path / "out")
     assert result.exit_code == 2
     assert "is in int8 already; calibrate demo, which it was made from" in result.stderr
 
 
-def test_a_clip_without_a_face_is_refused(clip: Clip, tmp_path: Path) -> None:
+def test_a_clip_without_a_face_is_refused(clip: CalibrationClip, tmp_path: Path) -> None:
     blank = write_face(tmp_path / "blank.mp4", 20, blank=range(20))
-    result = run(small_bundle(), Clip(blank, clip.audio), tmp_path / "out")
+    result = run(small_bundle(), CalibrationClip(blank, clip.audio), tmp_path / "out")
     assert result.exit_code == 1
     assert re.search(r"error: .*blank\.mp4: no face in any frame", result.stderr)
 

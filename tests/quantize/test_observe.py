@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.quantize.calibrate import ObservingDenoiser
-from latentsync_trt.quantize.steps import (
+from latentsync_trt.quantize.layers import layers_of, step_graphs
+from latentsync_trt.quantize.observed import (
     SAMPLE,
-    ActivationRange,
-    Ranges,
-    layers_of,
+    ObservingDenoiser,
     sample_stride,
     split_attention,
-    step_graphs,
     write_observed,
 )
+from latentsync_trt.quantize.ranges import ActivationRange, ActivationRanges
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
@@ -49,7 +47,7 @@ def toy_window(scale: float = 1.0) -> list[Float32Array]:
 
 def observe_toy(
     folder: Path, window: list[Float32Array], dtype: type[np.floating] = np.float32
-) -> Ranges:
+) -> ActivationRanges:
     """What one step of the toy returns."""
     graph = write_observed(write_layers(folder / "toy", dtype), "denoise_step", folder)
     denoiser = ObservingDenoiser({"denoise_step": graph}, CPU)

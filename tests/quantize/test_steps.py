@@ -15,7 +15,8 @@ from onnxruntime.quantization.quant_utils import quantize_onnx_initializer
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
-from latentsync_trt.quantize.steps import BINS, ActivationRange, Ranges, round_weights, write_steps
+from latentsync_trt.quantize.ranges import BINS, ActivationRange, ActivationRanges
+from latentsync_trt.quantize.steps import RoundedWeights, round_weights, write_steps
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.types import Float32Array
 from tests.quantize import toys
@@ -32,7 +33,7 @@ def written(
     folder: Path,
     kind: EightBit = "int8",
     kept: tuple[str, ...] = (),
-    ranges: Ranges | None = None,
+    ranges: ActivationRanges | None = None,
 ) -> Path:
     """The step in 8 bits; without `ranges`, all inputs reach 4."""
     folder.mkdir(exist_ok=True)
@@ -185,6 +186,12 @@ def test_an_input_that_is_always_zero_merges() -> None:
     assert found.counts[0] == values.counts[0] + VALUES
 
 
+def restored_of(rounded_weights: RoundedWeights) -> NDArray[np.float32]:
+    """Weights of linear layers as the graph computes them."""
+    scales = rounded_weights.scales.astype(np.float32)
+    return rounded_weights.eight_bit.astype(np.float32) * scales
+
+
 COARSE = 2**-4
 """Half of the last of three mantissa bits: the precision of FP8."""
 
@@ -192,11 +199,13 @@ COARSE = 2**-4
 @pytest.mark.parametrize("output_axis", [0, 1])
 def test_int8_weights_match_onnx_runtime(output_axis: int) -> None:
     weights = np.random.default_rng(8).standard_normal((6, 5), np.float32)
-    eight_bit, scales = round_weights(weights, output_axis, "int8")
-    zeros = np.zeros(len(scales), np.int8)
+    rounded_weights = round_weights(weights, output_axis, "int8")
+    zeros = np.zeros(len(rounded_weights.scales), np.int8)
     tensor = numpy_helper.from_array(weights, "weight")
-    reference = quantize_onnx_initializer(tensor, TensorProto.INT8, zeros, scales, output_axis)
-    np.testing.assert_array_equal(eight_bit, numpy_helper.to_array(reference))
+    reference = quantize_onnx_initializer(
+        tensor, TensorProto.INT8, zeros, rounded_weights.scales, output_axis
+    )
+    np.testing.assert_array_equal(rounded_weights.eight_bit, numpy_helper.to_array(reference))
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -205,16 +214,16 @@ def test_float16_weights_too_small_for_their_scale_are_not_lost(kind: EightBit) 
     zero.
     """
     weights = np.full((4, 2), 0.004, np.float16)
-    eight_bit, scales = round_weights(weights, 1, kind)
-    restored = eight_bit.astype(np.float32) * scales.astype(np.float32)
+    rounded_weights = round_weights(weights, 1, kind)
+    restored = restored_of(rounded_weights)
     np.testing.assert_allclose(restored, weights.astype(np.float32), rtol=COARSE)
-    zeros, scales = round_weights(np.zeros((3, 2), np.float16), 1, kind)
-    assert (zeros.astype(np.float32) == 0).all()
-    assert (scales > 0).all()
+    zeros = round_weights(np.zeros((3, 2), np.float16), 1, kind)
+    assert (zeros.eight_bit.astype(np.float32) == 0).all()
+    assert (zeros.scales > 0).all()
 
 
 def test_the_largest_fp8_weight_is_not_nan_when_its_scale_was_rounded_down() -> None:
     weights = np.linspace(0.5, 0.52, 200, dtype=np.float16).reshape(1, -1)
-    eight_bit, scales = round_weights(weights, 1, "fp8")
-    restored = eight_bit.astype(np.float32) * scales.astype(np.float32)
+    rounded_weights = round_weights(weights, 1, "fp8")
+    restored = restored_of(rounded_weights)
     np.testing.assert_allclose(restored, weights.astype(np.float32), rtol=COARSE)

@@ -14,7 +14,7 @@ from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_ENCODER, Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.quantize.calibration_options import Clip, clips_in
+from latentsync_trt.quantize.calibration_options import CalibrationClip, clips_in
 from latentsync_trt.quantize.windows import record
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.model import Model, open_model
@@ -36,16 +36,18 @@ def model() -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+def clip(tmp_path_factory: pytest.TempPathFactory) -> CalibrationClip:
     """40 frames: two windows and one that is shifted back; the sound is longer, and pixels are
     higher than wide.
     """
     folder = tmp_path_factory.mktemp("clip")
     video = write_face(folder / "face.mp4", 40, pixel_aspect=Fraction(8, 9))
-    return Clip(video, write_sound(folder / "speech.wav", 2.0))
+    return CalibrationClip(video, write_sound(folder / "speech.wav", 2.0))
 
 
-def batches_of_a_run(lip_sync: LipSync, clip: Clip, target: Path) -> list[tuple[Any, ...]]:
+def batches_of_a_run(
+    lip_sync: LipSync, clip: CalibrationClip, target: Path
+) -> list[tuple[Any, ...]]:
     """The denoiser's inputs in a usual run, up to the last that is compared."""
     batches: list[tuple[Any, ...]] = []
     original = GraphDenoiser.begin
@@ -69,7 +71,11 @@ def batches_of_a_run(lip_sync: LipSync, clip: Clip, target: Path) -> list[tuple[
 
 
 def test_windows_are_those_of_a_usual_run(
-    model: Model, lip_sync: LipSync, detector: MediaPipeDetector, clip: Clip, tmp_path: Path
+    model: Model,
+    lip_sync: LipSync,
+    detector: MediaPipeDetector,
+    clip: CalibrationClip,
+    tmp_path: Path,
 ) -> None:
     progress: list[tuple[int, int]] = []
     found = record(
@@ -89,7 +95,8 @@ def test_a_folder_pairs_videos_with_audio_files_of_the_same_name(tmp_path: Path)
     for name in ("b.mov", "a.mp4", "a.wav", "c.flac", "notes.txt"):
         (tmp_path / name).touch()
     (tmp_path / "d.mp4").mkdir()
-    paired = Clip(tmp_path / "a.mp4", tmp_path / "a.wav")
-    assert clips_in(tmp_path) == (paired, Clip(tmp_path / "b.mov", tmp_path / "b.mov"))
+    paired = CalibrationClip(tmp_path / "a.mp4", tmp_path / "a.wav")
+    unpaired = CalibrationClip(tmp_path / "b.mov", tmp_path / "b.mov")
+    assert clips_in(tmp_path) == [paired, unpaired]
     with pytest.raises(InputError, match="no such folder"):
         clips_in(tmp_path / "nowhere")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from latentsync_trt.bundle.manifest import Bundle, DimensionRange, GraphEntry, TensorEntry
-from latentsync_trt.quantize.steps import ActivationRange, Ranges
+from latentsync_trt.quantize.ranges import ActivationRange, ActivationRanges
 from tests.toy import DEPTH, FRAMES, TOKENS, WIDTH, bundle_of
 
 GRAPH = "denoise_step"
@@ -146,12 +146,12 @@ def block_latents(channels: int = 8) -> NDArray[np.float32]:
     return np.random.default_rng(6).standard_normal((1, channels, SIDE, SIDE), np.float32)
 
 
-def block_ranges() -> Ranges:
+def block_ranges() -> ActivationRanges:
     """Calibration ranges in which the inputs of the block reach 4."""
     return {name: reaching(4.0) for name in (CONVOLUTION, LINEAR)}
 
 
-def layers_ranges(amax: float = 1.0, other_amax: float = 1.0) -> Ranges:
+def layers_ranges(amax: float = 1.0, other_amax: float = 1.0) -> ActivationRanges:
     """The same for the layers; `other_amax`: of the second linear layer, which reads what the first
     does.
     """
