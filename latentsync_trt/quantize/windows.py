@@ -113,7 +113,7 @@ def record(
         FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio
     )
     inpainter = make_inpainter(model, SyncOptions())
-    recorded = []
+    recorded: list[RecordedWindow] = []
     number = 0
     with (
         closing(speech),

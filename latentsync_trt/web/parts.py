@@ -49,10 +49,6 @@ _LABELS = {
     "report": "Page with measures",
 }
 """Where the field's name says too little."""
-_PRESET_HELP = (
-    "Quality looks best and takes twice as long as "
-    "balanced; fast takes half as long, and draft a third."
-)
 FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -92,9 +88,7 @@ def _control(spec: Field[Any]) -> Any:
     common["elem_id"] = f"option-{spec.name}"
     if spec.name == PRESET:
         presets = [(name.capitalize(), name) for name in choices_of(hint)]
-        return gr.Radio(
-            presets, value=spec.default, elem_id=PRESET, label="Preset", info=_PRESET_HELP
-        )
+        return gr.Radio(presets, value=spec.default, elem_id=PRESET, label="Preset", info=info)
     if spec.name in FILES:
         with gr.Column(min_width=200, elem_classes="file"):
             gr.Markdown(common.pop("info"), elem_classes="caption")

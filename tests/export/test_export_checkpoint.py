@@ -115,7 +115,7 @@ def test_files_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "unet.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"unet\.pt: damaged, or not a PyTorch weight file"):
         load_unet(tmp_path / "unet.pt", torch.float32)
-    with pytest.raises(CheckpointError, match=r"unet\.pt: not SyncNet's weights"):
+    with pytest.raises(CheckpointError, match=r"unet\.pt: damaged"):
         load_syncnet(tmp_path / "unet.pt")
 
 
@@ -162,6 +162,8 @@ def test_swapped_files_are_recognized(sources: Sources) -> None:
         load_unet(sources.whisper, torch.float32)
     with pytest.raises(CheckpointError, match="not one of OpenAI's Whisper models"):
         load_whisper(sources.unet, torch.float32)
+    with pytest.raises(CheckpointError, match="not SyncNet's weights"):
+        load_syncnet(sources.unet)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         load_vae(sources.unet.parent, torch.float32)
 
