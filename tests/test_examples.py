@@ -105,7 +105,7 @@ def test_serve_client(run: Run, tmp_path: Path) -> None:
             run("serve_client", f"--url={client.base_url}")
         with patch.dict(os.environ, LATENTSYNC_TRT_API_KEY="a-key"):
             run("serve_client", f"--url={client.base_url}")
-        assert service.jobs(1, 0) == []
+        assert service.jobs.newest(1) == []
     assert Path("serve_client.mp4").read_bytes() == RESULT
 
 

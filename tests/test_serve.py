@@ -323,7 +323,7 @@ def test_a_full_disk_is_survived(
     """From the start on, and while a job runs."""
     disk.full = True
     with serving(folder, worker) as (client, running):
-        until(lambda: running.workers()[0].state == "ready")
+        until(lambda: running.events.workers()[0].state == "ready")
         assert (client.get("/healthz").status_code, send(client, clip).status_code) == (503, 507)
         disk.full = False
         job = sent(client, clip)
@@ -489,7 +489,7 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
         assert (
             failed["error"] == f"{sent_as}: no face; {sent_as} needs one, and no video is without"
         )
-        until(lambda: service.workers()[0].state == "ready")
+        until(lambda: service.events.workers()[0].state == "ready")
         samples = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(client.get("/metrics").text)
@@ -534,7 +534,7 @@ def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: 
         assert [task.id for task in again.tasks] == [jobs[0], jobs[2]] and not left.exists()
         assert given_up["state"] == "failed" and "died 3 times while it ran" in given_up["error"]
         assert f"{jobs[1]}/inputs" not in job_files(folder)
-        service.sweep(killed["ended_s"] + 3700)
+        service.jobs.delete_old(1.0, killed["ended_s"] + 3700)
         assert (
             client.get(f"/v1/jobs/{jobs[0]}/result").status_code == 404 and job_files(folder) == []
         )

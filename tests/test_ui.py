@@ -21,7 +21,8 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.serve.admission import Limits
-from latentsync_trt.serve.service import FULL, Service
+from latentsync_trt.serve.folders import FULL
+from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 from tests.clips import decoded, gif, number_of, numbered, write_face, write_sound, write_video
 from tests.people import first_person, second_person
@@ -98,8 +99,8 @@ def submitted(
     files = {"video": str(clip[0]), "audio": str(clip[1])}
     settings = {"options": options, "bundle": None, "files": files}
     job = jobs.submit(service, settings, jobs.Upload(clip[0]), browser)
-    until(lambda: service.job(job.id).state == "done")
-    return job.id
+    until(lambda: service.jobs.status(job).state == "done")
+    return job
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_no_other_files_and_addresses(
     service: Service, plain: httpx.Client, clip: tuple[Path, Path]
 ) -> None:
     job = submitted(service, clip)
-    secret, _ = service.result(job)
+    secret, _ = service.jobs.result(job)
     for path in (
         "/etc/passwd",
         secret,
@@ -355,16 +356,16 @@ def test_the_built_in_model_asks_before_it_smears(
         "video", write_video(tmp_path / "part of the built-in clip.mp4", first_person(10))
     )
     assert "whose face is the only one" in opened.of("demo-note")["value"]
-    before = len(service.jobs(100))
+    before = len(service.jobs.newest(100))
     opened.upload("video", write_video(tmp_path / "my face.mp4", second_person(10)))
     opened.upload("speech", write_sound(tmp_path / "my voice.wav", 0.4))
     assert "will be a smear" in opened.of("demo-note")["value"]
     opened.fire("start", "click")
-    assert (opened.of("anyway")["visible"], len(service.jobs(100))) == (True, before)
+    assert (opened.of("anyway")["visible"], len(service.jobs.newest(100))) == (True, before)
     opened.fire("anyway", "click")
-    assert (opened.of("anyway")["visible"], len(service.jobs(100))) == (False, before + 1)
-    job = service.jobs(1)[0]
-    until(lambda: service.job(job.id).state == "done")
+    assert (opened.of("anyway")["visible"], len(service.jobs.newest(100))) == (False, before + 1)
+    job = service.jobs.newest(1)[0]
+    until(lambda: service.jobs.status(job.id).state == "done")
     opened.fire("history", "input")
     assert "my face-synced.mp4" in opened.of("progress")["value"]
 
@@ -379,8 +380,8 @@ def test_a_list_of_jobs(
     for preset in presets:
         opened.of("preset")["value"], opened.of("option-guidance")["value"] = preset, 1.0
         opened.fire("trial" if preset == "quality" else "anyway", "click")
-        ids.insert(0, service.jobs(1)[0].id)
-        until(lambda: service.job(ids[0]).state == "done")
+        ids.insert(0, service.jobs.newest(1)[0].id)
+        until(lambda: service.jobs.status(ids[0]).state == "done")
     opened.fire("history", "input")
     listed = [(*text.split(" · "), number) for text, number in opened.of("history")["choices"]]
     assert [(*words[:-3], *words[-2:]) for words in listed] == [
@@ -388,12 +389,12 @@ def test_a_list_of_jobs(
         ("face.mp4", "draft", "done", ids[1]),
         ("face.mp4", "fast", "done", ids[2]),
     ]
-    rmtree(service.folder(ids[2]))
+    rmtree(service.jobs.folder(ids[2]))
     opened.of("history")["value"] = ids[1]
     opened.fire("history", "input")
     assert [number for _, number in opened.of("history")["choices"]] == ids
     assert "face-synced.mp4" in opened.of("progress")["value"]
-    assert service.result(ids[0])[1] == "face-preview.mp4"
+    assert service.jobs.result(ids[0])[1] == "face-preview.mp4"
     opened.of("speech")["value"] = None
     opened.fire("again", "click")
     opened.fire("video", "change")
@@ -412,7 +413,7 @@ def test_a_list_of_jobs(
             stranger.fire("delete", "click")
     opened.of("history")["value"] = None  # as where the user does not confirm
     opened.fire("delete", "click")
-    assert service.job(ids[1]).state == "done"
+    assert service.jobs.status(ids[1]).state == "done"
     opened.of("history")["value"] = ids[1]
     opened.fire("delete", "click")
     assert [number for _, number in opened.of("history")["choices"]] == [ids[0], ids[2]]
@@ -565,7 +566,7 @@ def test_cancel_answers_at_once_and_another_bundle_is_named_in_the_task(
         opened.fire("anyway", "click")
     assert opened.of("demo-note")["visible"] is False
     until(lambda: worker.tasks)
-    opened.of("history")["value"] = service.jobs(2)[1].id
+    opened.of("history")["value"] = service.jobs.newest(2)[1].id
     opened.fire("cancel", "click")
     assert "Canceling…" in opened.of("progress")["value"]
     assert opened.of("cancel")["interactive"] is False

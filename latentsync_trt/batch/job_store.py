@@ -36,7 +36,7 @@ _BUSY_S = 10.0  # how long to wait while another program writes
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobRow:
     """A task and its state. Times are seconds since 1970; `report`: as in `Finished`."""
 
     task: Task
@@ -57,7 +57,7 @@ class _Figures(TypedDict, total=False):
     frames_per_s: float
 
 
-_COLUMNS = ", ".join(spec.name for spec in fields(Row))
+_COLUMNS = ", ".join(spec.name for spec in fields(JobRow))
 
 
 class JobStore:
@@ -102,17 +102,17 @@ class JobStore:
     def remove(self, task_ids: Iterable[str]) -> None:
         self._write("delete from tasks where id = ?", *((task_id,) for task_id in task_ids))
 
-    def rows(self, state: State | None = None) -> list[Row]:
+    def rows(self, state: State | None = None) -> list[JobRow]:
         """Returns all rows, or those in one state, in the order in which they were added."""
         return self._rows("where ? in (state, '') order by position", state or "")
 
-    def newest(self, limit: int, offset: int = 0, label: str = "") -> list[Row]:
+    def newest(self, limit: int, offset: int = 0, label: str = "") -> list[JobRow]:
         """Returns the last rows that were added, all or those with a label, the newest first."""
         of_task = "case when json_valid(task) then json_extract(task, '$.label') end"
         which = f"where ? in ({of_task}, '') order by position desc limit ? offset ?"
         return self._rows(which, label, limit, offset)
 
-    def row(self, task_id: str) -> Row | None:
+    def row(self, task_id: str) -> JobRow | None:
         return next(iter(self._rows("where id = ?", task_id)), None)
 
     def counts(self) -> dict[State, int]:
@@ -167,7 +167,7 @@ class JobStore:
         with self._translated(), self._lock, self._connection:
             self._connection.executemany(statement, rows)
 
-    def _rows(self, which: str, *values: Any) -> list[Row]:
+    def _rows(self, which: str, *values: Any) -> list[JobRow]:
         query = f"select id, {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
         with self._translated(), self._lock:
             try:
@@ -231,7 +231,7 @@ def _text_of(stored: bytes) -> str | bytes:
         return stored
 
 
-def _row_of(stored: Mapping[str, Any]) -> Row:
+def _row_of(stored: Mapping[str, Any]) -> JobRow:
     """Raises `InputError` for what `JobStore` has not written."""
     values: dict[str, Any] = {"report": None}
     for name in ("task", "report"):
@@ -242,7 +242,7 @@ def _row_of(stored: Mapping[str, Any]) -> Row:
     if values["task"].id != stored["id"]:
         raise InputError(f"task: is that of {values['task'].id}")
     from_values(_Figures, values["report"] or {}, "report", InputError)
-    for name, hint in get_type_hints(Row).items():
+    for name, hint in get_type_hints(JobRow).items():
         if name not in values:
             values[name] = from_values(hint, stored[name], name, InputError)
-    return Row(**values)
+    return JobRow(**values)

@@ -49,8 +49,10 @@ from latentsync_trt.serve.admission import (
     TooLarge,
     UnknownJob,
 )
+from latentsync_trt.serve.folders import FULL
+from latentsync_trt.serve.jobs import JobStatus
 from latentsync_trt.serve.server import LingeringClose
-from latentsync_trt.serve.service import FULL, JobStatus, Service
+from latentsync_trt.serve.service import Service
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -224,11 +226,11 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
         files in fields of these names. `label` is a name of your own for the job.
         """
         service.limits.check_size(int(request.headers.get("content-length", "0")))
-        with service.receiving() as (job_id, folder):
+        with service.intake.receiving() as (job_id, folder):
             form = await _receive(request, folder, service.limits, stall_s)
-            job = await to_thread.run_sync(service.submit, job_id, form, limiter=limiter)
-        response.headers["Location"] = str(request.url_for("state", job_id=job.id))
-        return job
+            await to_thread.run_sync(service.intake.submit, job_id, form, limiter=limiter)
+        response.headers["Location"] = str(request.url_for("state", job_id=job_id))
+        return await to_thread.run_sync(service.jobs.status, job_id)
 
     @readable(router, "")
     def newest(
@@ -236,22 +238,22 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0,
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
-        return [replace(each, report=None) for each in service.jobs(limit, offset)]
+        return [replace(each, report=None) for each in service.jobs.newest(limit, offset)]
 
     @readable(router, "/{job_id}")
     def state(job_id: str) -> JobStatus:
         """State and progress of a job; at its end, its report or its error."""
-        return service.job(job_id)
+        return service.jobs.status(job_id)
 
     @router.post("/{job_id}/cancel", status_code=202)
     def cancel(job_id: str) -> JobStatus:
         """Cancels a job that waits or runs; no error if it is canceled already."""
-        return service.cancel(job_id)
+        return service.jobs.cancel(job_id)
 
     @router.delete("/{job_id}", status_code=204)
     def delete(job_id: str) -> None:
         """Cancels a job that has not ended, and deletes its files."""
-        service.delete(job_id)
+        service.jobs.delete(job_id)
 
     return router
 
@@ -266,13 +268,13 @@ def _files(service: Service) -> APIRouter:
     )
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
-        path, name = service.result(job_id)
+        path, name = service.jobs.result(job_id)
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
 
     @readable(router, "/preview", responses={200: {"content": {"image/jpeg": {"schema": _FILE}}}})
     def preview(job_id: str) -> Response:
         """A small JPEG of the newest frame, about one a second while the job runs."""
-        path = service.folder(job_id) / PREVIEW
+        path = service.jobs.folder(job_id) / PREVIEW
         if not path.is_file():
             raise HTTPException(
                 404, f"job {job_id}: has no preview yet; ask again when its stage is lip-sync"
@@ -287,7 +289,7 @@ def _files(service: Service) -> APIRouter:
         """The page with measures and pictures of the result, if `report` was true in the
         options.
         """
-        path = service.result(job_id)[0].with_name(PAGE)
+        path = service.jobs.result(job_id)[0].with_name(PAGE)
         if not path.is_file():
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
         return FileResponse(
@@ -312,9 +314,9 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     def metrics() -> Response:
         """What the service has done since it started, and what it does now, for Prometheus."""
         registry = CollectorRegistry()
-        totals = service.totals
-        jobs = Counter[str](service.counts())
-        workers = Counter[str](each.state for each in service.workers())
+        totals = service.events.totals
+        jobs = Counter[str](service.jobs.counts())
+        workers = Counter[str](each.state for each in service.events.workers())
         Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
         for kind, name, label, text, values, figures in (
             (

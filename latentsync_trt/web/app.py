@@ -29,8 +29,9 @@ from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.environment import changed_environment
 from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.checks import Pool
+from latentsync_trt.serve.folders import FULL
 from latentsync_trt.serve.server import LingeringClose
-from latentsync_trt.serve.service import FULL, Service
+from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 
 # At its import, Gradio opens an HTTP client, which the page never uses, and which proxies or

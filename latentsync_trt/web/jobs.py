@@ -22,7 +22,8 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.writer import keeps_time, plays, write_preview
 from latentsync_trt.serve.admission import Form, Limits
 from latentsync_trt.serve.checks import Pool, check_media, check_search
-from latentsync_trt.serve.service import JobStatus, Service
+from latentsync_trt.serve.jobs import JobStatus
+from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress, UInt8Array
 
 COOKIE = "latentsync_trt_browser"
@@ -120,18 +121,16 @@ def look_at(
     return detect_speakers(video, tracks)[0], people, built_in
 
 
-def submit(
-    service: Service, settings: Mapping[str, Any], upload: Upload, browser: str
-) -> JobStatus:
+def submit(service: Service, settings: Mapping[str, Any], upload: Upload, browser: str) -> str:
     """Queues a job with copies of its files, which have the same names, so that messages have them,
-    too.
+    too; returns its id.
 
     Args:
         settings: "files" by field, "options", "bundle", and what else `settings_of` shall return.
         browser: the value of its cookie.
 
     Raises:
-        LatentSyncError: as `Service.receiving` and `Service.submit`.
+        LatentSyncError: as `Intake.receiving` and `Intake.submit`.
     """
     files = {field: Path(path) for field, path in settings["files"].items()}
     for path in files.values():
@@ -140,7 +139,7 @@ def submit(
     service.limits.check_size(sum(path.stat().st_size for path in files.values()))
     texts = {"options": json.dumps(settings["options"]), "label": _mark(browser)}
     texts |= {"bundle": settings["bundle"]} if settings["bundle"] else {}
-    with service.receiving() as (job_id, folder):
+    with service.intake.receiving() as (job_id, folder):
         copies = dict[str, Path]()
         for field, path in files.items():
             again = (folder / path.name).exists()
@@ -150,9 +149,9 @@ def submit(
         (folder.parent / _SETTINGS).write_text(json.dumps(settings), "utf-8")
         if upload.tracks is not None:
             copies["faces"] = save_tracks(upload.tracks, folder / f"{job_id}.json")
-        return service.submit(
-            job_id, Form(copies, texts, {field: path.name for field, path in files.items()})
-        )
+        names = {field: path.name for field, path in files.items()}
+        service.intake.submit(job_id, Form(copies, texts, names))
+        return job_id
 
 
 def _mark(browser: str) -> str:
@@ -163,14 +162,14 @@ def _mark(browser: str) -> str:
 def of_browser(service: Service, browser: str | None) -> dict[str | None, JobStatus]:
     """Returns the newest jobs of a browser by their ids, the newest first."""
     if browser:
-        return {job.id: job for job in service.jobs(_MOST_JOBS, label=_mark(browser))}
+        return {job.id: job for job in service.jobs.newest(_MOST_JOBS, label=_mark(browser))}
     return {}
 
 
 def settings_of(service: Service, job_id: str) -> dict[str, Any]:
     """Returns the settings with which a job was submitted; empty where they cannot be read."""
     with suppress(LatentSyncError, OSError, ValueError, TypeError):
-        return dict(json.loads((service.folder(job_id) / _SETTINGS).read_text("utf-8")))
+        return dict(json.loads((service.jobs.folder(job_id) / _SETTINGS).read_text("utf-8")))
     return {}
 
 
@@ -179,13 +178,13 @@ def before(service: Service, job_id: str, copies: Pool) -> Path:
     the first call.
 
     Raises:
-        LatentSyncError: as `Service.result`, or it cannot be made.
+        LatentSyncError: as `Jobs.result`, or it cannot be made.
     """
-    folder = service.result(job_id)[0].parent
+    folder = service.jobs.result(job_id)[0].parent
     beside = next(folder.glob(f"{_BESIDE}.*"), None)
     if beside is None:
         sent = next(folder.glob(f"{_SENT}.*"), folder)
-        playback = _playback(settings_of(service, job_id), service.job(job_id).report or {})
+        playback = _playback(settings_of(service, job_id), service.jobs.status(job_id).report or {})
         beside = copies.call(write_beside, sent, folder / _BESIDE, playback)
     return Path(beside)
 

@@ -12,7 +12,8 @@ from latentsync_trt.batch.job_store import OPEN
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.admission import PAGE, PREVIEW, NotNow, UnknownJob
-from latentsync_trt.serve.service import JobStatus, Service
+from latentsync_trt.serve.jobs import JobStatus
+from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs, parts
 from latentsync_trt.web.inputs import QUICK, Inputs, Updates, answered
 from latentsync_trt.web.jobs import COOKIE, Upload, copy_of, source_of
@@ -237,7 +238,7 @@ class Page:
     def _cancel(self, request: gr.Request, shown: str | None) -> Updates:
         if shown is not None and self._owns(request, shown):
             with suppress(UnknownJob, NotNow):  # it has just ended
-                self._service.cancel(shown)
+                self._service.jobs.cancel(shown)
                 self._canceling.add(shown)
         return self._look(request, shown)
 
@@ -247,7 +248,7 @@ class Page:
             return gr.skip()
         if self._owns(request, shown):
             with suppress(UnknownJob):
-                self._service.delete(shown)
+                self._service.jobs.delete(shown)
         return self._look(request)
 
     def _use_again(self, request: gr.Request, shown: str | None) -> Updates:
@@ -330,11 +331,11 @@ class Page:
     def _card(self, job: JobStatus, problem: str) -> str:
         """State and result of a job."""
         has_preview, has_page = (
-            (self._service.folder(job.id) / name).is_file() for name in (PREVIEW, PAGE)
+            (self._service.jobs.folder(job.id) / name).is_file() for name in (PREVIEW, PAGE)
         )
         card = html.card(job, problem, parts.verdict(job), has_preview, job.id in self._canceling)
         if job.state == "done":
-            card += html.result(f"v1/jobs/{job.id}", self._service.result(job.id)[1], has_page)
+            card += html.result(f"v1/jobs/{job.id}", self._service.jobs.result(job.id)[1], has_page)
         return str(card)
 
 

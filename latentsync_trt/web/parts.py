@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.measures import Measures
 from latentsync_trt.option_fields import choices_of, file_fields, from_values
-from latentsync_trt.serve.service import JobStatus
+from latentsync_trt.serve.jobs import JobStatus
 
 PRESET = "preset"
 SHOWN = [
