@@ -28,7 +28,7 @@ from latentsync_trt.bundle.manifest import Bundle, Manifest, Shapes  # noqa: E40
 from latentsync_trt.config import RuntimeOptions  # noqa: E402
 from latentsync_trt.errors import InputError  # noqa: E402
 from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler  # noqa: E402
-from latentsync_trt.runtime.engines.builders import InputShapes, dimension_ranges, input_shapes  # noqa: E402
+from latentsync_trt.runtime.engines.shapes import InputShapes, dimension_ranges, input_shapes  # noqa: E402
 
 RTX_40 = "8.9"
 SHOWN = ("accepted", "reason", "engine_bytes")

@@ -47,11 +47,11 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.option_fields import QUALITY, RESOLUTION_STEP_PX
 from latentsync_trt.runtime.compiler import last_line
-from latentsync_trt.runtime.engines.builders import dimension_ranges
+from latentsync_trt.runtime.engines.buffers import give_back_gpu_memory
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import SEED, BoundRun, random_inputs
-from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.shapes import dimension_ranges
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.sync.faces import FaceFinder

@@ -20,7 +20,7 @@ WAIT = "wait"
 GO = "go"
 
 usual_build = CopyBuilder.build
-usual_work = session_factory.build
+usual_work = session_factory.build_in_child
 
 
 def build(self: CopyBuilder, graph: str, folder: Path) -> None:
@@ -34,7 +34,7 @@ def build(self: CopyBuilder, graph: str, folder: Path) -> None:
 
 
 def work(order: session_factory.BuildOrder, on_progress: OnProgress) -> None:
-    """In the place of `session_factory.build`."""
+    """In the place of `session_factory.build_in_child`."""
     with pytest.MonkeyPatch.context() as patch:
         compiling_provider(patch)
         patch.setattr(CopyBuilder, "build", build)

@@ -13,7 +13,7 @@ from latentsync_trt.bundle.manifest import FULL_STEP, Bundle
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime import memory_estimate
 from latentsync_trt.runtime.engines import session_factory
-from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.engines.session import CPU_ONLY, Session, SessionSettings
 from latentsync_trt.runtime.providers import choice, devices
 from latentsync_trt.runtime.providers.devices import Gpu
 from latentsync_trt.runtime.providers.selection import Selection
@@ -52,7 +52,9 @@ class CopyBuilder:
 
     def open(self, graph: str, folder: Path, **_: bool) -> Session:
         self._fail("open", graph)
-        settings = SessionSettings(name=graph, providers=CPU, weights_folder=self.bundle.folder)
+        settings = SessionSettings(
+            name=graph, providers=CPU_ONLY, weights_folder=self.bundle.folder
+        )
         return CopySession(folder / "engine.onnx", settings)
 
     def _fail(self, method: str, graph: str) -> None:

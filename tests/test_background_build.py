@@ -39,7 +39,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def cold(tmp_path: Path, builder: CopyBuilder, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, on a machine with a provider that compiles, and after it the CPU provider."""
-    monkeypatch.setattr(session_factory, "build", work)
+    monkeypatch.setattr(session_factory, "build_in_child", work)
     return tmp_path / "cold für Ženy"
 
 

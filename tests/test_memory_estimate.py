@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, GraphVariant, Manifest
 from latentsync_trt.runtime.memory_estimate import (
+    MemoryEstimate,
     MemoryPlan,
-    needed_bytes,
     plan_memory,
     window_bytes,
 )
@@ -63,7 +62,8 @@ def test_a_window_takes_what_was_measured(published: Manifest) -> None:
 def test_a_run_needs_what_was_measured(
     published: Manifest, file: str, side_px: int, variant: GraphVariant
 ) -> None:
-    needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, variant=variant)
+    manifest = replace(published, resolution_px=side_px)
+    needed = MemoryEstimate(manifest, CUDA, variant).needed_bytes()
     peak = measured_peak_bytes(file)
     assert peak < needed < 1.2 * peak
 
@@ -85,7 +85,7 @@ def test_a_model_is_opened_as_memory_allows(
 ) -> None:
     """At 512 px, with graphs made for CUDA; CUDA graphs where there is room, or as asked."""
     manifest = replace(published, resolution_px=512)
-    needed = partial(needed_bytes, manifest, provider=CUDA, variant="cuda")
+    estimate = MemoryEstimate(manifest, CUDA, "cuda")
     free_bytes = None if free_gb is None else free_gb * GB
-    found = plan_memory(needed, free_bytes, cuda_graph=cuda_graph)
-    assert found == (plan if cuda_graph is None else replace(plan, cuda_graph=cuda_graph))
+    expected = plan if cuda_graph is None else replace(plan, cuda_graph=cuda_graph)
+    assert plan_memory(estimate, free_bytes, cuda_graph=cuda_graph) == expected

@@ -29,7 +29,7 @@ REASON = "IBuilder::buildSerializedNetwork: Error Code 10: no implementation"
 
 _BEGIN = f"""
 import json, os, sys
-from latentsync_trt.runtime.engines.session import native_errors
+from latentsync_trt.runtime.engines.native_log import native_errors
 
 COLORED = {COLORED!r}
 

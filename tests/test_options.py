@@ -22,9 +22,9 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import Speaker, command_line
-from latentsync_trt.runtime.engines.builders import engine_ranges
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.shapes import engine_ranges
 from latentsync_trt.runtime.providers.selection import Selection
 from tests.small import small_bundle
 

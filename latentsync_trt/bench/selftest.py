@@ -29,9 +29,9 @@ from latentsync_trt.measure.pictures import decibels, generated_part
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait
 from latentsync_trt.option_fields import command_line
+from latentsync_trt.runtime.engines.buffers import give_back_gpu_memory
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import BoundRun, difference, provider_limit
-from latentsync_trt.runtime.engines.session import give_back_gpu_memory
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.model import open_model
 from latentsync_trt.runtime.providers.choice import select_provider

@@ -15,7 +15,7 @@ from latentsync_trt.cli.show import notices_to, print_json, print_table, progres
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.engines.entries import Entry, folder_bytes, select
+from latentsync_trt.runtime.engines.entries import Entry, entries_to_remove, folder_bytes
 from latentsync_trt.types import Progress
 
 cache_option = flags.path_option(
@@ -123,7 +123,7 @@ def prune_engines(folder: Path, max_gb: float) -> None:
     known = EngineCache(folder)
     removed = list[Entry]()
     entries = known.entries()
-    chosen = select(entries, round(max_gb * 1e9))
+    chosen = entries_to_remove(entries, round(max_gb * 1e9))
     remove_leftovers(folder)
     for entry in chosen:
         refusal = known.remove(entry)

@@ -23,7 +23,7 @@ from latentsync_trt.quantize.layers import (
 from latentsync_trt.quantize.ranges import ActivationRange
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.builders import cuda_options
-from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.engines.session import CPU_ONLY, Session, SessionSettings
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 
@@ -68,10 +68,10 @@ class ObservingDenoiser(GraphDenoiser):
         super().__init__(self._session, selection)
         self._graphs = graphs
         self.ranges: dict[str, ActivationRange] = {}
-        self._providers = CPU
+        self._providers = CPU_ONLY
         if selection.gpu is not None:
             cuda = (selection.provider.ort_name, cuda_options(selection.device_id))
-            self._providers = (cuda, *CPU)
+            self._providers = (cuda, *CPU_ONLY)
         self._sessions: dict[str, Session] = {}
         self._is_guided = False
 
@@ -121,7 +121,7 @@ class ObservingDenoiser(GraphDenoiser):
                 providers=self._providers,
                 weights_folder=graph.weights_folder,
                 dimensions=graph.dimensions,
-                by_priority=True,
+                reduce_early=True,
                 name=name,
             )
             self._sessions[name] = Session(graph.path, settings)

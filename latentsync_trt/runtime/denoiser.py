@@ -8,13 +8,9 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import HIDDEN, LATENT_HEIGHT, LATENT_WIDTH, step_graph
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.engines.session import (
-    COPY_GRAPH,
-    Array,
-    DeviceBuffers,
-    Session,
-    small_session,
-)
+from latentsync_trt.runtime.engines.buffers import COPY_GRAPH, DeviceBuffers, small_session
+from latentsync_trt.runtime.engines.session import Array, Session
+from latentsync_trt.runtime.engines.shapes import shape_with
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 
@@ -103,7 +99,7 @@ class GraphDenoiser:
                 target={name: buffers.empty(f"next {name}", shape, np.float32) for name in state},
             )
 
-        self._window = session.explained(upload)
+        self._window = session.with_translated_errors(upload)
 
     def step(
         self, timestep: int, coefficients: Float32Array, *, cached: bool, recorded: bool = True
@@ -128,7 +124,7 @@ class GraphDenoiser:
                 self._copy_back()
             return list(binding.get_outputs())
 
-        outputs = session.explained(run)
+        outputs = session.with_translated_errors(run)
         window.has_features = True
         if not self._cuda_graph:
             window.source, window.target = window.target, window.source
@@ -154,9 +150,7 @@ class GraphDenoiser:
             values[f"next_{name}"] = value
         for tensor in (*session.inputs, *session.outputs):
             if tensor.name == HIDDEN:
-                shape = tuple(
-                    size if isinstance(size, int) else window.sizes[size] for size in tensor.shape
-                )
+                shape = shape_with(tensor.shape, window.sizes)
                 name = f"{HIDDEN} {window.guided}"
                 values[HIDDEN] = self._buffers.empty(name, shape, tensor.dtype)
         return session.bound(values)

@@ -7,8 +7,9 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, step_graph
 from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.engines.output_comparison import Ranges, random_inputs
+from latentsync_trt.runtime.engines.output_comparison import random_inputs
 from latentsync_trt.runtime.engines.session import Array, Session
+from latentsync_trt.runtime.engines.shapes import DimensionRanges
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.runtime.vae import VaeCodec
 
@@ -25,7 +26,7 @@ class FirstRuns:
 
     session: Callable[[str], Session]
     """Waits until a graph is open, and returns its session."""
-    ranges: Ranges
+    ranges: DimensionRanges
     vae: VaeCodec
     denoiser: GraphDenoiser
 

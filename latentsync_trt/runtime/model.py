@@ -1,9 +1,9 @@
 """A bundle that is open on one provider: all networks that a run needs, ready to run."""
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,25 +26,26 @@ from latentsync_trt.errors import (
     ProviderUnavailable,
 )
 from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.engines.cache import EngineCache, Notice, cache_folder
-from latentsync_trt.runtime.engines.session import Session, give_back_gpu_memory
+from latentsync_trt.runtime.engines.buffers import give_back_gpu_memory
+from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.engines.session_factory import (
     BackgroundBuild,
     OpenedEngine,
     SessionFactory,
 )
 from latentsync_trt.runtime.first_runs import STAGES, FirstRuns
-from latentsync_trt.runtime.memory_estimate import MemoryPlan, plan_of
+from latentsync_trt.runtime.memory_estimate import MemoryPlan, memory_plan
 from latentsync_trt.runtime.providers.choice import next_provider
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.stages import Stage, StageThreads, results
 from latentsync_trt.runtime.vae import VaeCodec
-from latentsync_trt.types import EngineTime, Float32Array
+from latentsync_trt.types import EngineTime, Float32Array, NoticeCallback
 
 T = TypeVar("T")
 
 # Opening reads and uploads weights; more threads would only wait for the disk.
-_OPENERS = 3
+_OPENING_THREADS = 3
 
 # Those whose opening and first run take longest; others follow.
 _OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
@@ -57,15 +58,16 @@ class AllOpen:
     engines: dict[str, Future[OpenedEngine]]
 
     def session(self, graph: str) -> Session:
-        """Waits until it is open. Raises as `SessionFactory.open`."""
+        """Waits until the session is open. Raises as `SessionFactory.open`."""
         return self.engines[graph].result().session
 
     def opened(self) -> list[OpenedEngine]:
-        """What could be opened so far."""
-        done = [
-            engine for engine in self.engines.values() if engine.done() and not engine.cancelled()
+        """Returns what could be opened so far."""
+        return [
+            engine.result()
+            for engine in self.engines.values()
+            if engine.done() and not engine.cancelled() and engine.exception() is None
         ]
-        return [engine.result() for engine in done if engine.exception() is None]
 
 
 class OneNetworkAtATime:
@@ -73,65 +75,64 @@ class OneNetworkAtATime:
 
     def __init__(self, factory: SessionFactory) -> None:
         self._factory = factory
-        self._open = dict[str, OpenedEngine]()
-        self._all = dict[str, OpenedEngine]()
+        self._open: list[str] = []
+        self._engines: dict[str, OpenedEngine] = {}
 
     def session(self, graph: str) -> Session:
-        """By one thread at a time; valid until one of another network is asked for. Raises as
-        `SessionFactory.open`.
+        """Returns a session for one thread at a time, valid until one of another network is asked
+        for. Raises as `SessionFactory.open`.
         """
         graphs = self._factory.bundle.manifest.graphs
         if any(graphs[name].weights != graphs[graph].weights for name in self._open):
-            for engine in self._open.values():
-                engine.session.close()
+            for name in self._open:
+                self._engines[name].session.close()
             self._open.clear()
             give_back_gpu_memory(self._factory.selection)
         if graph not in self._open:
             engine = self._factory.open(graph)
-            if before := self._all.get(graph):  # go on with its times
-                engine.session.clock = before.session.clock
-                new = engine.costs
-                old = before.costs
-                costs = replace(new, built=new.built or old.built, open_s=new.open_s + old.open_s)
-                engine = replace(engine, costs=costs)
-            self._open[graph] = self._all[graph] = engine
-        return self._open[graph].session
+            if graph in self._engines:
+                engine = engine.after(self._engines[graph])
+            self._engines[graph] = engine
+            self._open.append(graph)
+        return self._engines[graph].session
 
     def opened(self) -> list[OpenedEngine]:
-        """What was opened so far, also what is closed again."""
-        return list(self._all.values())
+        """Returns what was opened so far, also what is closed again."""
+        return list(self._engines.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """The networks of `bundle` on the provider of `selection`; nothing of it changes until `close`.
-
-    `graphs`: those that can run. `vae`, `denoiser`: to be used within `run` alone. `notices`: about
-    builds, and what makes a run slow. `build`: what builds engines for the next run.
-    """
+    """The networks of a bundle, open on one provider; nothing of it changes until `close`."""
 
     bundle: Bundle
     selection: Selection
     memory_plan: MemoryPlan
     graphs: frozenset[str]
+    """Those that can run."""
     vae: VaeCodec
+    """To be used within `run` alone, as is `denoiser`."""
     denoiser: GraphDenoiser
     notices: tuple[str, ...]
+    """About builds, and what makes a run slow."""
     build: BackgroundBuild | None
+    """What builds engines for the next run."""
     _sessions: AllOpen | OneNetworkAtATime
     _threads: StageThreads
 
     def audio_encoder(self, mel: Float32Array) -> Float32Array:
-        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`; to be used outside of
-        `run`.
+        """Turns a log mel spectrogram `(1, 80, 3000)` into features `(1, 1500, L, D)`; to be used
+        outside of `run`.
         """
-        return self._threads.run(
-            "encode", lambda: self._sessions.session(AUDIO_ENCODER).run({"mel": mel})[0]
-        )
+
+        def encode() -> Float32Array:
+            return self._sessions.session(AUDIO_ENCODER).run({"mel": mel})[0]
+
+        return self._threads.run("encode", encode)
 
     def run(self, stage: Stage, action: Callable[[], T]) -> T:
-        """The result of `action`, which uses `vae` or `denoiser`, run in the thread of `stage` in
-        its turn; raises as `Session.run`.
+        """Returns the result of `action`, which uses `vae` or `denoiser`, run in the thread of
+        `stage` in its turn; raises as `Session.run`.
         """
 
         def run() -> T:
@@ -144,7 +145,7 @@ class Model:
         return self._threads.run(stage, run)
 
     def times(self) -> tuple[EngineTime, ...]:
-        """Time spent on each engine so far, in the order in which they were opened."""
+        """Returns the time spent on each engine so far, in the order in which they were opened."""
         return tuple(engine.times() for engine in self._sessions.opened())
 
     def close(self) -> None:
@@ -153,8 +154,13 @@ class Model:
             self.build.stop()
         self._threads.close()
         self.denoiser.release()
-        _close(self._sessions.opened())
+        _close(self._sessions)
         give_back_gpu_memory(self.selection)
+
+
+def _close(sessions: AllOpen | OneNetworkAtATime) -> None:
+    for engine in sessions.opened():
+        engine.session.close()
 
 
 def open_model(
@@ -162,7 +168,7 @@ def open_model(
     selection: Selection,
     options: RuntimeOptions,
     graphs: Sequence[str],
-    on_notice: Notice | None = None,
+    on_notice: NoticeCallback | None = None,
 ) -> Model:
     """Builds the engines that are missing, opens `graphs` and runs each once.
 
@@ -175,48 +181,47 @@ def open_model(
     notices = Notices(on_notice)
     folder = cache_folder(options.engine_cache, used=selection.provider.builds)
     cache = EngineCache(folder, notices.add)
-    build: BackgroundBuild | None = None
-    while True:
-        try:
+    build = None
+    if options.build == "background":
+        factory = SessionFactory(bundle, selection, options, cache)
+        build, selection = _build_in_background(factory, graphs, notices)
+    try:
+        while True:
             factory = SessionFactory(bundle, selection, options, cache)
-            if (
-                options.build == "background"
-                and build is None
-                and (missing := factory.missing(tuple(graphs)))
-            ):
-                meanwhile = _built_meanwhile(factory, missing, notices)
-                if meanwhile is not None:
-                    build, selection = meanwhile
-                    continue
-            return _open(factory, tuple(graphs), notices, build)
-        except BaseException as error:
-            following = None
-            # `OutputError`: the engine cache cannot be written.
-            if isinstance(error, EngineBuildError | OutputError) and not selection.is_named:
-                with suppress(ProviderUnavailable):
-                    following = next_provider(selection, manifest_sha256(bundle.folder))
-            if following is None:
-                if build is not None:
-                    build.stop()
-                raise
-            notices.add(
-                f"{selection.name} is not used for this bundle, "
-                f"continuing with {following.name}: {error}"
-            )
+            try:
+                return _open(factory, graphs, notices, build)
+            except (EngineBuildError, OutputError) as error:  # the latter: of the engine cache
+                following = _fallback(selection, bundle)
+                if following is None:
+                    raise
+                notices.add(
+                    f"{selection.name} is not used for this bundle, "
+                    f"continuing with {following.name}: {error}"
+                )
             selection = following
+    except BaseException:
+        if build is not None:
+            build.stop()
+        raise
 
 
-def quiet_factory(bundle: Bundle, selection: Selection, options: RuntimeOptions) -> SessionFactory:
-    """What `open_model` would use; raises `InputError` if bundle or provider do not support
-    `options`.
+def make_session_factory(
+    bundle: Bundle, selection: Selection, options: RuntimeOptions
+) -> SessionFactory:
+    """Returns the factory that `open_model` would use, without notices; raises `InputError` if
+    bundle or provider do not support `options`.
     """
+
+    def ignore(notice: str) -> None:
+        pass
+
     folder = cache_folder(options.engine_cache, used=selection.provider.builds)
-    return SessionFactory(bundle, selection, options, EngineCache(folder, lambda _: None))
+    return SessionFactory(bundle, selection, options, EngineCache(folder, ignore))
 
 
 def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:
-    """Whether `open_model` would build engines; raises `BundleError` if the bundle lacks one of
-    `graphs`.
+    """Returns whether `open_model` would build engines, by a quick look; raises `BundleError` if
+    the bundle lacks one of `graphs`.
     """
     for graph in graphs:
         factory.bundle.graph_path(graph)
@@ -225,23 +230,35 @@ def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:
     return not all(factory.cache.has(factory.key(graph)) for graph in graphs)
 
 
-def _built_meanwhile(
-    factory: SessionFactory, missing: tuple[str, ...], notices: Notices
-) -> tuple[BackgroundBuild, Selection] | None:
-    """What builds engines, and the provider for this run; None, with a notice, if there is no
-    other.
+def _fallback(selection: Selection, bundle: Bundle) -> Selection | None:
+    """Returns the provider to try next; None where the user named one, or none is left."""
+    if selection.is_named:
+        return None
+    with suppress(ProviderUnavailable):
+        return next_provider(selection, manifest_sha256(bundle.folder))
+    return None
+
+
+def _build_in_background(
+    factory: SessionFactory, graphs: Sequence[str], notices: Notices
+) -> tuple[BackgroundBuild | None, Selection]:
+    """Starts building the engines that are missing, if any; returns what builds them, and the
+    provider for this run.
     """
-    name = factory.selection.name
+    selection = factory.selection
+    missing = factory.missing(graphs)
+    if not missing:
+        return None, selection
     try:
-        following = next_provider(factory.selection, manifest_sha256(factory.bundle.folder))
+        following = next_provider(selection, manifest_sha256(factory.bundle.folder))
         build = BackgroundBuild(factory, missing)
     except (ProviderUnavailable, InputError, OSError) as error:
         notices.add(
             f"engines cannot be built in the background, so the run waits for them: {error}"
         )
-        return None
+        return None, selection
     notices.add(
-        f"{len(missing)} engines for {name} are built "
+        f"{len(missing)} engines for {selection.name} are built "
         f"for the next run; this one uses {following.name}"
     )
     return build, following
@@ -249,59 +266,68 @@ def _built_meanwhile(
 
 def _open(
     factory: SessionFactory,
-    graphs: tuple[str, ...],
+    graphs: Sequence[str],
     notices: Notices,
     build: BackgroundBuild | None,
 ) -> Model:
     # one by one, as builds time kernels, and before anything is open
     for graph in factory.missing(graphs):
         factory.build(graph)
-    plan = plan_of(factory, graphs, notices.add)
-    selection = factory.selection
+    plan = memory_plan(factory, graphs, notices.add)
     threads = StageThreads(in_turn=plan.mode != "pipelined")
-    with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
+    with ThreadPoolExecutor(_OPENING_THREADS, thread_name_prefix="open") as executor:
         sessions: AllOpen | OneNetworkAtATime = OneNetworkAtATime(factory)
         if plan.mode != "one network at a time":
-            give_back_gpu_memory(selection)  # whose first call allocates some itself
-            order = sorted(graphs, key=lambda graph: (*_OPENED_FIRST, graph).index(graph))
-            recorded = {graph: plan.cuda_graph and graph in STEP_GRAPHS for graph in order}
-            sessions = AllOpen(
-                {
-                    graph: openers.submit(factory.open, graph, cuda_graph=recorded[graph])
-                    for graph in order
-                }
-            )
+            sessions = _start_opening(factory, graphs, plan, executor)
         vae = VaeCodec(factory, sessions.session)
         denoiser = GraphDenoiser(
-            sessions.session, selection, cuda_graph=plan.cuda_graph, check_sizes=factory.check
+            sessions.session,
+            factory.selection,
+            cuda_graph=plan.cuda_graph,
+            check_sizes=factory.check,
         )
         try:
-            first = FirstRuns(sessions.session, factory.ranges, vae, denoiser)
             if isinstance(sessions, AllOpen):
-                runs = _first_runs(first, graphs, threads, plan, selection)
+                first_runs = FirstRuns(sessions.session, factory.ranges, vae, denoiser)
+                runs = _start_first_runs(first_runs, graphs, threads, plan, factory.selection)
                 waiting: list[Future[Any]] = [*sessions.engines.values(), *runs]
                 results(waiting)
                 # while nothing else uses the GPU, as ONNX Runtime records what all threads do
                 if plan.cuda_graph:
-                    threads.run("denoise", partial(first.steps, graphs, recorded=True))
+                    threads.run("denoise", partial(first_runs.steps, graphs, recorded=True))
         except BaseException:
             threads.close()
-            _close(sessions.opened())
+            _close(sessions)
             raise
-    texts = tuple(notices.texts)
-    known = frozenset(graphs)
     return Model(
-        factory.bundle, selection, plan, known, vae, denoiser, texts, build, sessions, threads
+        bundle=factory.bundle,
+        selection=factory.selection,
+        memory_plan=plan,
+        graphs=frozenset(graphs),
+        vae=vae,
+        denoiser=denoiser,
+        notices=tuple(notices.texts),
+        build=build,
+        _sessions=sessions,
+        _threads=threads,
     )
 
 
-def _close(engines: Iterable[OpenedEngine]) -> None:
-    for engine in engines:
-        engine.session.close()
+def _start_opening(
+    factory: SessionFactory, graphs: Sequence[str], plan: MemoryPlan, executor: Executor
+) -> AllOpen:
+    give_back_gpu_memory(factory.selection)  # whose first call allocates some itself
+    first = [graph for graph in _OPENED_FIRST if graph in graphs]
+    others = [graph for graph in graphs if graph not in first]
+    engines = {}
+    for graph in (*first, *others):
+        cuda_graph = plan.cuda_graph and graph in STEP_GRAPHS
+        engines[graph] = executor.submit(factory.open, graph, cuda_graph=cuda_graph)
+    return AllOpen(engines)
 
 
-def _first_runs(
-    first: FirstRuns,
+def _start_first_runs(
+    first_runs: FirstRuns,
     graphs: Sequence[str],
     threads: StageThreads,
     plan: MemoryPlan,
@@ -313,12 +339,11 @@ def _first_runs(
     if selection.gpu is None:
         return []
     runs = [
-        threads.start(stage, partial(first.network, graph))
+        threads.start(stage, partial(first_runs.network, graph))
         for graph, stage in STAGES.items()
         if graph in graphs
     ]
     if not selection.provider.builds or not plan.cuda_graph:  # TensorRT records in any run
-        runs.append(
-            threads.start("denoise", partial(first.steps, graphs, recorded=not plan.cuda_graph))
-        )
+        steps = partial(first_runs.steps, graphs, recorded=not plan.cuda_graph)
+        runs.append(threads.start("denoise", steps))
     return runs

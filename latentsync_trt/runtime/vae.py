@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.runtime.engines.builders import usual_shape
-from latentsync_trt.runtime.engines.session import DeviceBuffers, Session, small_session
+from latentsync_trt.runtime.engines.buffers import DeviceBuffers, small_session
+from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
+from latentsync_trt.runtime.engines.shapes import usual_shape
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 A = TypeVar("A", Float32Array, UInt8Array)
@@ -49,7 +50,7 @@ class VaeCodec:
         whole = []
         for batch in self._batches(session, faces):
             encode = partial(self._encode, session, batch, mask)
-            masked_latents, whole_latents = session.explained(encode)
+            masked_latents, whole_latents = session.with_translated_errors(encode)
             masked.append(masked_latents)
             whole.append(whole_latents)
         return np.concatenate(masked)[: len(faces)], np.concatenate(whole)[: len(faces)]
@@ -63,7 +64,7 @@ class VaeCodec:
         session = self._open_session(VAE_DECODER)
         pictures: list[UInt16Array] = []
         for batch in self._batches(session, latents):
-            pictures.extend(session.explained(partial(self._decode, session, batch)))
+            pictures.extend(session.with_translated_errors(partial(self._decode, session, batch)))
         return pictures[: len(latents)]
 
     def _batches(self, session: Session, array: A) -> Iterator[A]:

@@ -23,7 +23,7 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion import plan_for
 from latentsync_trt.errors import Busy, InputError, Notices
 from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
-from latentsync_trt.runtime.model import Model, must_build, open_model, quiet_factory
+from latentsync_trt.runtime.model import Model, make_session_factory, must_build, open_model
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.stages import POLL_S, results
 from latentsync_trt.sync.inputs import Inputs
@@ -66,7 +66,7 @@ class ModelSlot:
         self.selection = selection
         self.options = options
         self.on_notice = on_notice
-        self._factory = quiet_factory(bundle, selection, options)
+        self._factory = make_session_factory(bundle, selection, options)
         self.model: Model | None = None
         self.build: Future[str] | None = None
         self._calls = dict[int, str]()

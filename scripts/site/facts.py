@@ -19,7 +19,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import setup
 from latentsync_trt.config import PRESETS, PresetName, SyncOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE
-from latentsync_trt.runtime.memory_estimate import needed_bytes
+from latentsync_trt.runtime.memory_estimate import MemoryEstimate
 from latentsync_trt.runtime.providers.table import CUDA
 
 ROOT = Path(__file__).parents[2]
@@ -244,12 +244,8 @@ def _manifest() -> Any:
 
 def _needed_gb(size_px: int, **how: bool) -> float:
     """Free GPU memory from which on a run works in this way."""
-    return (
-        needed_bytes(
-            replace(_manifest(), resolution_px=size_px), provider=CUDA, variant="cuda", **how
-        )
-        / 1e9
-    )
+    manifest = replace(_manifest(), resolution_px=size_px)
+    return MemoryEstimate(manifest, CUDA, "cuda").needed_bytes(**how) / 1e9
 
 
 def clip_table() -> str:

@@ -40,9 +40,9 @@ class HostSession:
 @cache
 def host_session(path: Any, _: Any) -> HostSession:
     """Replaces `small_session` in the image codec."""
-    from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+    from latentsync_trt.runtime.engines.session import CPU_ONLY, Session, SessionSettings
 
-    return HostSession(Session(path, SessionSettings(providers=CPU)))
+    return HostSession(Session(path, SessionSettings(providers=CPU_ONLY)))
 
 
 def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:

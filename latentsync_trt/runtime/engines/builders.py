@@ -1,4 +1,4 @@
-"""Options of each provider, the shapes that engines are built for, and engines for TensorRT.
+"""Options of each provider, and engines for TensorRT.
 
 cpu, cuda    open the bundle's graph: a copy optimized by ONNX Runtime would save less than a second
 tensorrt     an engine built by TensorRT's Python module, and an EP-context model that loads it
@@ -6,28 +6,18 @@ tensorrt     an engine built by TensorRT's Python module, and an EP-context mode
 Options are ONNX Runtime's dictionaries of strings. Precision needs none: graphs carry their own
 types, and engines are built strongly typed. Names and meanings:
 https://onnxruntime.ai/docs/execution-providers/ (TensorRT, CUDA).
-
-A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments, and
-with `--min-resolution` heights and widths) and their ranges. A *dynamic* engine covers them; a
-*static* one has each dimension at its optimum.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from latentsync_trt.bundle.external import external_files
-from latentsync_trt.bundle.manifest import (
-    EIGHT_BIT_PRECISIONS,
-    Bundle,
-    DimensionRange,
-    GraphEntry,
-    Manifest,
-)
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Bundle
 from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.runtime.compiler import CONTEXT_MODEL, ENGINE, CompileOrder, run_compiler
-from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.engines.session import CPU_ONLY, Session, SessionSettings
+from latentsync_trt.runtime.engines.shapes import DimensionRanges, input_shapes
 from latentsync_trt.runtime.providers.devices import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import tensorrt_version
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT, Provider
@@ -42,17 +32,16 @@ _CUDNN = 8
 CUDNN_ATTENTION_FROM = (9, 0)
 """Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel."""
 
-Shape = tuple[int, ...]
-InputShapes = tuple[Shape, ...]
-"""Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 
-
-def own_options(provider: Provider, given: Mapping[str, str]) -> dict[str, str]:
-    """Those of `given` that are the provider's: TensorRT's begin with "trt_", others are CUDA's."""
+def options_for(provider: Provider, user_options: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of the user's options that are the provider's: TensorRT's begin with "trt_",
+    others are CUDA's.
+    """
+    is_tensorrt = provider is TENSORRT
     return {
-        key: value
-        for key, value in given.items()
-        if key.startswith("trt_") == (provider is TENSORRT)
+        name: value
+        for name, value in user_options.items()
+        if name.startswith("trt_") == is_tensorrt
     }
 
 
@@ -63,13 +52,13 @@ def cuda_options(
     fused_bias: bool = False,
     cudnn_attention: bool = False,
 ) -> dict[str, str]:
-    """CUDAExecutionProvider.
+    """Returns options of CUDAExecutionProvider.
 
     `cuda_graph`: capture and replay; needs fixed shapes and every node on the GPU. `fused_bias`:
-    cuDNN adds the bias within the convolution where it can. `cudnn_attention`: of
+    cuDNN adds the bias within the convolution where it can. `cudnn_attention`: cuDNN's kernel of
     MultiHeadAttention, instead of the memory-efficient one.
     """
-    return {
+    options = {
         "device_id": str(device),
         # Doubling would hold several GB more than the networks need.
         "arena_extend_strategy": "kSameAsRequested",
@@ -77,14 +66,17 @@ def cuda_options(
         # no faster.
         "cudnn_conv_algo_search": "HEURISTIC",
         "cudnn_conv_use_max_workspace": "1",
-        "enable_cuda_graph": "1" if cuda_graph else "0",
-        **({"fuse_conv_bias": "1"} if fused_bias else {}),
-        **({"sdpa_kernel": str(_CUDNN | _MEMORY_EFFICIENT)} if cudnn_attention else {}),
+        "enable_cuda_graph": str(int(cuda_graph)),
     }
+    if fused_bias:
+        options["fuse_conv_bias"] = "1"
+    if cudnn_attention:
+        options["sdpa_kernel"] = str(_CUDNN | _MEMORY_EFFICIENT)
+    return options
 
 
 def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, str]:
-    """TensorrtExecutionProvider, to load and run an engine. Without
+    """Returns options of TensorrtExecutionProvider, to load and run an engine. Without
     `trt_context_memory_sharing_enable`: with it, a loaded engine runs without device memory
     (https://github.com/LeelaChessZero/lc0/pull/2428).
     """
@@ -93,13 +85,13 @@ def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class TensorRTBuilder:
-    """How the engines of a bundle, each of which contains all of its graph, are built and opened.
-    `ranges`: sizes that the engines support. `given`: of `--provider-option`.
-    """
+    """Builds and opens the engines of a bundle, each of which contains all of its graph."""
 
     bundle: Bundle
-    ranges: Mapping[str, DimensionRange]
-    given: Mapping[str, str]
+    ranges: DimensionRanges
+    """Sizes that the engines support."""
+    user_options: Mapping[str, str]
+    """Those of `--provider-option`."""
     gpu: Gpu
 
     def build(self, name: str, folder: Path) -> int | None:
@@ -118,43 +110,44 @@ class TensorRTBuilder:
         )
         answer = run_compiler(order, visible_only(self.gpu))
         if answer.version and not answer.version.startswith(version):
-            what = (
-                f"Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT {version}"
-            )
-            cure = "install one TensorRT, or put its folder first on the loader's path"
             raise EngineBuildError(
-                f"{graph}: {what}, which takes engines of its own version only; {cure}"
+                f"{graph}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT "
+                f"{version}, which takes engines of its own version only; "
+                "install one TensorRT, or put its folder first on the loader's path"
             )
         if answer.out_of_memory:
-            what = f"out of memory while TensorRT builds its engine ({answer.reason})"
-            raise OutOfMemory(f"{name}: {what}; close other programs on this GPU, or use --static")
+            raise OutOfMemory(
+                f"{name}: out of memory while TensorRT builds its engine ({answer.reason}); "
+                "close other programs on this GPU, or use --static"
+            )
         if not answer.accepted:
-            cure = "run with --provider cuda, and please report it"
-            raise GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
+            raise GraphRefused(
+                f"{graph}: TensorRT built no engine: {answer.reason}; "
+                "run with --provider cuda, and please report it"
+            )
         return answer.device_memory_bytes
 
     def open(self, name: str, folder: Path, *, cuda_graph: bool) -> Session:
-        """`cuda_graph`: record and replay, which does not change the engine."""
+        """Opens the engine of a graph; with `cuda_graph`, which does not change the engine, runs
+        are recorded and replayed.
+        """
         options = tensorrt_options(self.gpu.index, cuda_graph=cuda_graph)
-        providers = (
-            (TENSORRT.ort_name, {**options, **own_options(TENSORRT, self.given)}),
-            (CUDA.ort_name, cuda_options(self.gpu.index)),
-            *CPU,
-        )
+        options |= options_for(TENSORRT, self.user_options)
+        cuda = (CUDA.ort_name, cuda_options(self.gpu.index))
+        providers = ((TENSORRT.ort_name, options), cuda, *CPU_ONLY)
         _check_context_model(folder / CONTEXT_MODEL)
         return Session(folder / CONTEXT_MODEL, SessionSettings(name=name, providers=providers))
 
     @property
     def level(self) -> int:
-        """The level asked for, else TensorRT's default, and in 8 bits that of NVIDIA's own
-        demos.
+        """The optimization level that the user asks for, else TensorRT's default, and in 8 bits
+        that of NVIDIA's own demos.
         """
-        asked = self.given.get(
-            _LEVEL, "4" if self.bundle.manifest.precision in EIGHT_BIT_PRECISIONS else "3"
-        )
-        if not asked.isdecimal():
-            raise InputError(f"--provider-option {_LEVEL}={asked}: not a whole number")
-        return int(asked)
+        in_eight_bits = self.bundle.manifest.precision in EIGHT_BIT_PRECISIONS
+        level = self.user_options.get(_LEVEL, "4" if in_eight_bits else "3")
+        if not level.isdecimal():
+            raise InputError(f"--provider-option {_LEVEL}={level}: not a whole number")
+        return int(level)
 
 
 def _check_context_model(path: Path) -> None:
@@ -162,66 +155,8 @@ def _check_context_model(path: Path) -> None:
     as code.
     """
     try:
-        names = {*external_files(path.read_bytes())}
+        names = set(external_files(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise EngineBuildError(f"{path}: is no graph ({error})") from error
     if names != {ENGINE.encode()}:
         raise EngineBuildError(f"{path}: loads another engine than {ENGINE} beside it")
-
-
-def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
-    """Range of each variable dimension, a single value for static engines; raises `InputError` if
-    `options` require dynamic engines of a static bundle.
-    """
-    if manifest.shapes == "static":
-        if options.dynamic:
-            cure = "export it with `--dynamic`, or leave --dynamic out"
-            raise InputError(f"bundle {manifest.name} has fixed shapes; {cure}")
-        return {
-            name: DimensionRange(*[size] * 3)
-            for name, size in (("windows", 1), ("frames", manifest.frames))
-        }
-    if options.dynamic is False:
-        return {name: DimensionRange(*[span.optimum] * 3) for name, span in manifest.ranges.items()}
-    return dict(manifest.ranges)
-
-
-def engine_ranges(ranges: Mapping[str, DimensionRange]) -> dict[str, DimensionRange]:
-    """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of
-    its profile. A run encodes one segment of speech and denoises one window at a time, and pads
-    pictures to the usual number.
-    """
-    most = {"windows": 1, "segments": 1}
-    reduced = dict(ranges)
-    for name, span in ranges.items():
-        if name in most:
-            maximum = max(span.minimum, min(most[name], span.maximum))
-            reduced[name] = DimensionRange(span.minimum, min(span.optimum, maximum), maximum)
-        elif name in {"frames", "images"}:
-            reduced[name] = DimensionRange(*[span.optimum] * 3)
-    return reduced
-
-
-def spans_of(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, DimensionRange]:
-    """Those of `ranges` that inputs of a graph have, in the order of their names."""
-    names = {size for tensor in entry.inputs for size in tensor.shape}
-    return {name: ranges[name] for name in sorted(ranges) if name in names}
-
-
-def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
-    """Shapes of the inputs that have a variable dimension; empty for a graph of fixed shapes."""
-    return {
-        tensor.name: tuple(
-            usual_shape(tensor.shape, ranges, end) for end in ("minimum", "optimum", "maximum")
-        )
-        for tensor in entry.inputs
-        if any(isinstance(size, str) for size in tensor.shape)
-    }
-
-
-def usual_shape(
-    shape: Sequence[int | str], ranges: Mapping[str, DimensionRange], end: str = "optimum"
-) -> Shape:
-    return tuple(
-        size if isinstance(size, int) else int(getattr(ranges[size], end)) for size in shape
-    )

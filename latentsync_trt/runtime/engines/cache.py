@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +42,7 @@ from latentsync_trt.runtime.engines.entries import (
     protect,
     read_entry,
 )
+from latentsync_trt.types import NoticeCallback
 
 LOCAL_FOLDER = "engine_cache"
 _LOCKS = ".locks"
@@ -54,23 +56,22 @@ _ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Notice = Callable[[str], None]
 Build = Callable[[Path], int | None]
 """Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
 
 _ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
-def cache_folder(given: str | Path | None = None, *, used: bool = True) -> Path:
-    """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the
-    working directory if it exists and this user or root owns it, else the user's cache folder.
+def cache_folder(named: str | Path | None = None, *, used: bool = True) -> Path:
+    """Returns the folder of engines: `named`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/`
+    in the working directory if it exists and this user or root owns it, else the user's cache
+    folder.
 
     One in the working directory, or where others can write, is logged once per process if it is
     `used`: by a provider that needs engines. Raises `InputError` for a home folder that does not
     exist.
     """
-    named = given or os.environ.get(CACHE_VARIABLE)
-    local = Path(LOCAL_FOLDER)
+    named = named or os.environ.get(CACHE_VARIABLE)
     if named:
         folder = below_home(named, _ELSEWHERE)
         if used and _anyone_writes(folder):
@@ -79,26 +80,29 @@ def cache_folder(given: str | Path | None = None, *, used: bool = True) -> Path:
             )
             _log_once(f"engine cache: {folder}: anyone can exchange engines there; {cure}")
         return folder
-    if local.is_dir():
-        is_safe = not is_foreign(local) and not _anyone_writes(local)
-        if is_safe:
-            where = ", in the working directory"
-        else:
-            where = " is not used, as others can write there"
-        if used:
-            _log_once(f"engine cache: {local.absolute()}{where}")
-        if is_safe:
-            return local
-    return user_folder("cache") / "engines"
+    local = Path(LOCAL_FOLDER)
+    if not local.is_dir():
+        return user_folder("cache") / "engines"
+    if is_foreign(local) or _anyone_writes(local):
+        folder = user_folder("cache") / "engines"
+        note = " is not used, as others can write there"
+    else:
+        folder = local
+        note = ", in the working directory"
+    if used:
+        _log_once(f"engine cache: {local.absolute()}{note}")
+    return folder
 
 
 def _anyone_writes(folder: Path) -> bool:
-    """Whether any user can rename and delete what others have in `folder`; never on Windows
+    """Returns whether any user can rename and delete what others have in `folder`; never on Windows
     (`distrust`).
     """
+    if sys.platform == "win32":
+        return False
     with suppress(OSError):
         mode = folder.stat().st_mode
-        return sys.platform != "win32" and bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+        return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
     return False
 
 
@@ -109,22 +113,22 @@ def _log_once(text: str) -> None:
 
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and
-    thread-safe. `notice` gets sentences about builds, damaged engines and the like. `built`:
-    digests that this object has built.
+    thread-safe. `on_notice` is called about builds, damaged engines and the like. `built` has the
+    digests of engines that this object has built.
     """
 
-    def __init__(self, folder: Path, notice: Notice = _log.warning) -> None:
+    def __init__(self, folder: Path, on_notice: NoticeCallback = _log.warning) -> None:
         self.folder = folder.absolute()
-        self.notice = notice
-        self._verified: dict[str, datetime | None] = {}
+        self.on_notice = on_notice
         self.built: set[str] = set()
+        self._verified: dict[str, datetime | None] = {}
 
     def has(self, key: EngineKey) -> bool:
-        """Whether there is an engine for `key`, by its record and file sizes."""
+        """Returns whether there is an engine for `key`, by its record and file sizes."""
         return not read_entry(self.folder / key.digest, hashes=False).problem
 
     def find(self, key: EngineKey) -> Entry | None:
-        """The undamaged engine for `key`, or None; this object checks its hashes once."""
+        """Returns the undamaged engine for `key`, or None; this object checks its hashes once."""
         entry = self._checked(key)
         if entry.problem:
             return None
@@ -133,18 +137,19 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build) -> Entry:
-        """Finds the engine for `key`, or builds it; while another process builds it, this one
-        waits. Raises as `build`, which leaves nothing behind then, `EngineBuildError` if it wrote
-        nothing, and `OutputError`.
+        """Returns the engine for `key`, and builds it if there is none; while another process
+        builds it, this one waits. Raises as `build`, which leaves nothing behind then,
+        `EngineBuildError` if it wrote nothing, and `OutputError`.
         """
-        if found := self.find(key):
-            return found
+        entry = self.find(key)
+        if entry is not None:
+            return entry
         lock = self._lock(key.digest)
-        with self._explained():
+        with self._translated_errors():
             try:
                 held = lock.acquire(blocking=False)
             except Timeout:
-                self.notice(
+                self.on_notice(
                     f"engine cache: {key.label} is being built by another process; waiting for it"
                 )
                 held = lock.acquire()
@@ -152,7 +157,7 @@ class EngineCache:
                 return self.find(key) or self._make(key, build)
 
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
-        """`obtain`, then `load` on the engine's folder.
+        """Returns the engine of `obtain`, and what `load` makes of its folder.
 
         Where that raises `EngineBuildError`, the engine is removed and built again, unless this
         object built it: it was deleted meanwhile, or the key does not cover everything that a
@@ -166,7 +171,7 @@ class EngineCache:
             same = now is not None and now.built_at == entry.built_at
             if same and (key.digest in self.built or self.remove(entry)):
                 raise
-            self.notice(
+            self.on_notice(
                 f"engine cache: {key.label} in {self.folder} "
                 f"does not open ({error}); building it again"
             )
@@ -174,13 +179,16 @@ class EngineCache:
         return entry, load(entry.folder)
 
     def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
-        """All engines, last used first, checked by records and sizes, with `hashes` by content."""
-        with self._explained():
+        """Returns all engines, last used first, checked by records and sizes, with `hashes` by
+        content.
+        """
+        with self._translated_errors():
             paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
-        entries = (
+        entries = [
             read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name)
-        )
-        return tuple(sorted(entries, key=lambda entry: entry.last_used_at, reverse=True))
+        ]
+        entries.sort(key=attrgetter("last_used_at"), reverse=True)
+        return tuple(entries)
 
     def remove(self, entry: Entry) -> str:
         """Deletes an engine unless it is being or was built again; returns why that failed, empty
@@ -201,7 +209,9 @@ class EngineCache:
         return ""
 
     def _checked(self, key: EngineKey) -> Entry:
-        """The entry of `key`; its hashes are checked unless this object has done so before."""
+        """Returns the entry of `key`; its hashes are checked unless this object has done
+        so before.
+        """
         folder = self.folder / key.digest
         entry = read_entry(folder, hashes=False)
         if entry.problem or self._verified.get(key.digest) == entry.built_at:
@@ -218,13 +228,13 @@ class EngineCache:
             raise OutputError(f"{target}: belongs to another user; {_ELSEWHERE}")
         problem = self._checked(key).problem
         if problem and target.exists():
-            self.notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+            self.on_notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         else:
-            self.notice(f"{key.graph}: no engine for {key.provider} yet; building it, once")
+            self.on_notice(f"{key.graph}: no engine for {key.provider} yet; building it, once")
         with temporary_folder(self.folder) as aside:
             build_s = _build(key, build, aside / "built")
             publish(aside / "built", target, aside / "replaced")
-        self.notice(f"{key.graph}: built in {build_s:.1f} s")
+        self.on_notice(f"{key.graph}: built in {build_s:.1f} s")
         self.built.add(key.digest)
         entry = read_entry(target, hashes=False)
         self._verified[key.digest] = entry.built_at  # its hashes need no check
@@ -234,7 +244,7 @@ class EngineCache:
         return FileLock(self.folder / _LOCKS / f"{digest}.lock")
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Turns an OSError into an `OutputError` that says what to do."""
         try:
             yield
@@ -244,17 +254,17 @@ class EngineCache:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 cure = "make room, for example with `latentsync-trt cache prune --max-gb 10`, or "
                 raise OutputError(f"{self.folder}: the disk is full; {cure}{_ELSEWHERE}") from error
-            reason = f"{error.strerror or error}" + (
-                f": {error.filename}" if error.filename else ""
-            )
+            reason = f"{error.strerror or error}"
+            if error.filename:
+                reason += f": {error.filename}"
             raise OutputError(
                 f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}"
             ) from error
 
 
 def _build(key: EngineKey, build: Build, folder: Path) -> float:
-    """Makes `folder` and builds into it, in so many seconds; raises `OSError` on a full disk, which
-    providers may not notice.
+    """Makes `folder` and builds into it; returns the seconds that took. Raises `OSError` on a full
+    disk, which providers may not notice.
     """
     folder.mkdir()
     start_s = time.monotonic()

@@ -12,10 +12,10 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -40,24 +40,21 @@ _FileName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """Everything that decides whether an engine can be reused.
-
-    Args:
-        bundle: for display only: equal graphs of two bundles share an engine. graph_sha256: with
-            weights.
-        options: those that change the engine. profile: minimum, optimum and maximum of each
-            variable dimension.
-        versions: of the libraries that built it. gpu: its name. compute_capability: e.g. "8.9".
-    """
+    """Everything that decides whether an engine can be reused."""
 
     bundle: str
+    """For display only: equal graphs of two bundles share an engine."""
     graph: str
     graph_sha256: str
+    """Of the graph and its weights."""
     provider: str
     options: Mapping[str, str]
+    """Those that change the engine."""
     precision: str
-    profile: Mapping[str, tuple[int, int, int]]
+    profile: Mapping[str, tuple[int, ...]]
+    """Minimum, optimum and maximum of each variable dimension."""
     versions: Mapping[str, str]
+    """Versions of the libraries that built it."""
     gpu: str
     compute_capability: str
 
@@ -76,22 +73,23 @@ class EngineKey:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The content of `engine.json`; `files` by their path in the entry. See `Entry`."""
+    """The content of `engine.json`."""
 
     key: EngineKey
     files: Annotated[dict[_FileName, FileEntry], Meta(min_length=1)]
+    """By their path in the entry."""
     build_s: float
     built_at: datetime
+    """In UTC."""
     device_memory_bytes: int | None = None
+    """GPU memory of a run, without weights, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An engine in the cache. Its folder must not be changed.
 
-    `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why
-    the engine cannot be used, empty if it can. `last_used_at`: UTC. `built`: whether the call that
-    returned this built it. `device_memory_bytes`: GPU memory of a run, without weights, if known.
+    The fields of its `Record` are None if `engine.json` cannot be read.
     """
 
     folder: Path
@@ -100,8 +98,11 @@ class Entry:
     built_at: datetime | None
     size_bytes: int
     last_used_at: datetime
+    """In UTC."""
     problem: str = ""
+    """Why the engine cannot be used, empty if it can."""
     built: bool = False
+    """Whether the call that returned this built it."""
     device_memory_bytes: int | None = None
 
     @property
@@ -121,7 +122,7 @@ def read_entry(folder: Path, *, hashes: bool) -> Entry:
     """Checks the entry in `folder`: that no other user can have written it, record and file sizes,
     with `hashes` the contents, too.
     """
-    known: dict[str, Any] = {"key": None, "build_s": None, "built_at": None}
+    record: Record | None = None
     problem = ""
     used_s = 0.0
     try:
@@ -129,30 +130,47 @@ def read_entry(folder: Path, *, hashes: bool) -> Entry:
         used_s = (folder / RECORD_NAME).stat().st_mtime
         if not problem:
             record = from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
-            known = {name: getattr(record, name) for name in (*known, "device_memory_bytes")}
-            problems = (
-                file_problem(folder / name, file, hashes=hashes)
-                for name, file in record.files.items()
-            )
-            problem = next(filter(None, problems), "")
-            if record.key.digest != folder.name:
-                problem = f"{RECORD_NAME} belongs to another engine"
+            problem = _contradiction(folder, record, hashes=hashes)
     except ValueError as error:
         problem = f"damaged record: {error}"
     except FileNotFoundError as error:
         problem = problem or f"{Path(error.filename).name} is missing"
     except OSError as error:
         problem = f"{error.strerror or error}"
-    used_at = datetime.fromtimestamp(used_s, UTC)
-    size_bytes = folder_bytes(folder)
-    return Entry(
-        folder=folder, size_bytes=size_bytes, last_used_at=used_at, problem=problem, **known
+    entry = Entry(
+        folder=folder,
+        key=None,
+        build_s=None,
+        built_at=None,
+        size_bytes=folder_bytes(folder),
+        last_used_at=datetime.fromtimestamp(used_s, UTC),
+        problem=problem,
+    )
+    if record is None:
+        return entry
+    return replace(
+        entry,
+        key=record.key,
+        build_s=record.build_s,
+        built_at=record.built_at,
+        device_memory_bytes=record.device_memory_bytes,
     )
 
 
+def _contradiction(folder: Path, record: Record, *, hashes: bool) -> str:
+    """Returns in what an entry is not as it was recorded; empty if it is."""
+    if record.key.digest != folder.name:
+        return f"{RECORD_NAME} belongs to another engine"
+    for name, file in record.files.items():
+        problem = file_problem(folder / name, file, hashes=hashes)
+        if problem:
+            return problem
+    return ""
+
+
 def is_foreign(path: Path) -> bool:
-    """Whether another user than this one and root owns `path`, of a link the link; never on Windows
-    (`distrust`).
+    """Returns whether another user than this one and root owns `path`, of a link the link; never on
+    Windows (`distrust`).
     """
     with suppress(OSError):
         return sys.platform != "win32" and path.lstat().st_uid not in (0, os.geteuid())
@@ -160,9 +178,9 @@ def is_foreign(path: Path) -> bool:
 
 
 def distrust(folder: Path) -> str:
-    """Why someone else may have written what is in `folder`; empty if only this user and root can
-    have. On Windows only links are found, as folders of a user's profile are closed to others.
-    Raises `OSError`.
+    """Returns why someone else may have written what is in `folder`; empty if only this user and
+    root can have. On Windows only links are found, as folders of a user's profile are closed to
+    others. Raises `OSError`.
     """
     for path in (folder, *folder.rglob("*")):
         state = path.lstat()
@@ -182,22 +200,27 @@ def protect(folder: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Total size of the files below a folder; files may disappear meanwhile."""
+    """Returns the total size of the files below a folder; files may disappear meanwhile."""
     size_bytes = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
-            size_bytes += 0 if path.is_dir() else path.lstat().st_size
+            if not path.is_dir():
+                size_bytes += path.lstat().st_size
     return size_bytes
 
 
-def select(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
-    """Which of `entries` to remove: damaged and then least recently used ones until `max_bytes` are
-    left. Pure.
+def entries_to_remove(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
+    """Returns which of `entries` to remove: damaged and then least recently used ones until
+    `max_bytes` are left.
     """
     chosen: list[Entry] = []
     excess_bytes = sum(entry.size_bytes for entry in entries) - max_bytes
-    for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
+    for entry in sorted(entries, key=_usefulness):
         if excess_bytes > 0:
             chosen.append(entry)
             excess_bytes -= entry.size_bytes
     return chosen
+
+
+def _usefulness(entry: Entry) -> tuple[bool, datetime]:
+    return not entry.problem, entry.last_used_at

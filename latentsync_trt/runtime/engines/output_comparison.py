@@ -2,20 +2,20 @@
 to time them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import DimensionRange, Manifest, TensorEntry
-from latentsync_trt.runtime.engines.builders import usual_shape
-from latentsync_trt.runtime.engines.session import Array, DeviceBuffers, Session
+from latentsync_trt.bundle.manifest import Manifest, TensorEntry
+from latentsync_trt.runtime.engines.buffers import DeviceBuffers
+from latentsync_trt.runtime.engines.session import Array, Session
+from latentsync_trt.runtime.engines.shapes import DimensionRanges, usual_shape
 from latentsync_trt.runtime.providers.selection import Selection
 
-Ranges = Mapping[str, DimensionRange]
-
 SEED = 11
-_KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
-"""Values as in a usual run."""
+
+_USUAL_VALUES = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
+"""Values, as in a usual run, of inputs that random numbers would not suit."""
 
 _LIMIT = 1e-2
 """Measured between the CUDA variant of a graph and the portable one on an H200, all graphs at 256
@@ -34,21 +34,22 @@ class BoundRun:
     device.
     """
 
-    def __init__(self, session: Session, ranges: Ranges, selection: Selection) -> None:
+    def __init__(self, session: Session, ranges: DimensionRanges, selection: Selection) -> None:
         self._session = session
         # Kept alive here: the binding only has their addresses.
         self._buffers = DeviceBuffers(selection)
-        inputs = random_inputs(session.inputs, ranges)
-        known = {name: self._buffers.upload(name, array) for name, array in inputs.items()}
+        values = {}
+        for name, array in random_inputs(session.inputs, ranges).items():
+            values[name] = self._buffers.upload(name, array)
         for output in session.outputs:
             sizes = tuple(size for size in output.shape if isinstance(size, int))
             if len(sizes) == len(output.shape):
                 # A recorded CUDA graph writes to the addresses it was recorded with.
-                known[output.name] = self._buffers.empty(output.name, sizes, output.dtype)
-        self._binding = session.bound(known, selection.device, selection.device_id)
+                values[output.name] = self._buffers.empty(output.name, sizes, output.dtype)
+        self._binding = session.bound(values, selection.device, selection.device_id)
 
     def __call__(self) -> None:
-        """One run; returns when the outputs are complete. Raises as `Session.run`."""
+        """Runs once; returns when the outputs are complete. Raises as `Session.run`."""
         self._binding.synchronize_inputs()
         self._session.run_bound(self._binding)
         self._binding.synchronize_outputs()
@@ -57,38 +58,41 @@ class BoundRun:
         return tuple(self._binding.copy_outputs_to_cpu())
 
 
-def random_inputs(tensors: Iterable[TensorEntry], ranges: Ranges) -> dict[str, Array]:
-    """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in
-    `ranges`.
+def random_inputs(tensors: Iterable[TensorEntry], ranges: DimensionRanges) -> dict[str, Array]:
+    """Returns seeded random inputs of a graph, never zeros; variable dimensions have their usual
+    size in `ranges`.
     """
-    rng = np.random.default_rng(SEED)
+    generator = np.random.default_rng(SEED)
     inputs: dict[str, Array] = {}
     for tensor in tensors:
-        values = _KNOWN_INPUTS.get(tensor.name)
-        if values is None:
-            values = rng.standard_normal(usual_shape(tensor.shape, ranges), np.float32)
-        inputs[tensor.name] = np.asarray(values).astype(tensor.dtype)
+        if tensor.name in _USUAL_VALUES:
+            values = np.asarray(_USUAL_VALUES[tensor.name])
+        else:
+            values = generator.standard_normal(usual_shape(tensor.shape, ranges), np.float32)
+        inputs[tensor.name] = values.astype(tensor.dtype)
     return inputs
 
 
-def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
-    """The largest difference of an output, divided by the largest of `theirs`; infinite if a value
-    is not finite.
+def difference(outputs: Iterable[Array], reference: Iterable[Array]) -> float:
+    """Returns the largest difference of an output, divided by the largest value of its reference;
+    infinite if a value is not finite.
     """
     largest = 0.0
-    for pair in zip(ours, theirs, strict=True):
-        one, other = (array.astype(np.float32) for array in pair)
+    for output, expected in zip(outputs, reference, strict=True):
+        expected = expected.astype(np.float32)
         with np.errstate(invalid="ignore"):  # of infinities
             # NaN where any value is
-            apart, scale = (float(np.abs(values).max()) for values in (one - other, other))
-        if not np.isfinite([apart, scale]).all():
+            distance = float(np.abs(output.astype(np.float32) - expected).max())
+            scale = float(np.abs(expected).max())
+        if not np.isfinite([distance, scale]).all():
             return np.inf
-        largest = max(largest, apart / max(scale, float(np.finfo(np.float32).tiny)))
+        smallest_scale = float(np.finfo(np.float32).tiny)
+        largest = max(largest, distance / max(scale, smallest_scale))
     return largest
 
 
 def provider_limit(manifest: Manifest, graph: str) -> float:
-    """The largest `difference` between two providers with which a graph counts as computed
+    """Returns the largest `difference` between two providers with which a graph counts as computed
     correctly: more than usual where it was far from PyTorch itself when it was verified.
     """
     least = _LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT

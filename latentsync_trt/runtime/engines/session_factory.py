@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
-from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant
+from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphVariant, Manifest
 from latentsync_trt.child import Child, ChildProcess
 from latentsync_trt.child_main import OnProgress
 from latentsync_trt.config import RuntimeOptions
@@ -21,14 +21,17 @@ from latentsync_trt.runtime.engines.builders import (
     CUDNN_ATTENTION_FROM,
     TensorRTBuilder,
     cuda_options,
-    dimension_ranges,
-    engine_ranges,
-    own_options,
-    spans_of,
+    options_for,
 )
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.entries import EngineKey, Entry
-from latentsync_trt.runtime.engines.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.engines.session import CPU_ONLY, RunClock, Session, SessionSettings
+from latentsync_trt.runtime.engines.shapes import (
+    DimensionRanges,
+    dimension_ranges,
+    engine_ranges,
+    ranges_of_graph,
+)
 from latentsync_trt.runtime.providers.choice import eight_bit_notice
 from latentsync_trt.runtime.providers.devices import Gpu
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version, tensorrt_version
@@ -46,23 +49,39 @@ _RECORDED_UP_TO_PX = 256
 more at 512 px.
 """
 
-_HASHERS = 4
+_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A session, what it cost until it was open, and the size of its engine in the cache."""
+    """An open graph."""
 
     session: Session
     costs: EngineTime
+    """What it cost until it was open."""
     size_bytes: int = 0
+    """The size of its engine in the cache."""
+    earlier_runs: RunClock = field(default_factory=RunClock)
+    """Runs before it was closed and opened again."""
 
     def times(self) -> EngineTime:
-        """The costs, and its runs so far."""
-        clock = self.session.clock
+        """Returns the costs, and its runs so far."""
+        runs = self._runs()
         return replace(
-            self.costs, runs=clock.runs, first_ms=1000 * clock.first_run_s, mean_ms=clock.mean_ms
+            self.costs, runs=runs.runs, first_ms=1000 * runs.first_run_s, mean_ms=runs.mean_ms
         )
+
+    def after(self, closed: "OpenedEngine") -> "OpenedEngine":
+        """Returns this engine with the times of the same graph, which was open before."""
+        costs = replace(
+            self.costs,
+            built=self.costs.built or closed.costs.built,
+            open_s=self.costs.open_s + closed.costs.open_s,
+        )
+        return replace(self, costs=costs, earlier_runs=closed._runs())
+
+    def _runs(self) -> RunClock:
+        return self.earlier_runs.followed_by(self.session.clock)
 
 
 class SessionFactory:
@@ -81,20 +100,16 @@ class SessionFactory:
         """Whether the provider needs engines, and thus the cache."""
         ranges = dimension_ranges(bundle.manifest, options)
         self.ranges = engine_ranges(ranges) if self.compiled else ranges
+        self.cuda_graph = _wants_cuda_graph(bundle.manifest, selection, options, self.ranges)
+        """Whether steps are to be recorded as CUDA graphs, where there is room for them."""
         self._gpu = cast(Gpu, selection.gpu)  # only used where there is one
         self._builder = TensorRTBuilder(bundle, self.ranges, options.provider_options, self._gpu)
-        self.cuda_graph = _wants_cuda_graph(self)
-        """Whether steps are to be recorded as CUDA graphs, where there is room for them."""
         if notice := eight_bit_notice(bundle.manifest, selection):
-            cache.notice(notice)
+            cache.on_notice(notice)
 
     def variant(self, graph: str) -> GraphVariant:
-        """The variant of a graph to open: that for the provider, if the bundle has it."""
-        variant = self.selection.provider.graph_variant
-        has_it = variant in self.bundle.manifest.graphs[graph].forms
-        if has_it and self.options.graph_variant == "auto":
-            return variant
-        return "portable"
+        """Returns the variant of a graph to open."""
+        return _variant(self.bundle.manifest, self.selection, self.options, graph)
 
     def check(self, **sizes: int) -> None:
         """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as
@@ -102,18 +117,19 @@ class SessionFactory:
         """
         for name, size in sizes.items():
             span = self.ranges.get(name)
-            if span is not None and not span.minimum <= size <= span.maximum:
-                if span.fixed:
-                    allowed = f"{span.minimum}"
-                else:
-                    allowed = f"{span.minimum} to {span.maximum}"
-                raise InputError(
-                    f"{size} {name}: the engines take {allowed}; build or export for a wider range"
-                )
+            if span is None or span.minimum <= size <= span.maximum:
+                continue
+            allowed = f"{span.minimum}"
+            if not span.fixed:
+                allowed = f"{span.minimum} to {span.maximum}"
+            raise InputError(
+                f"{size} {name}: the engines take {allowed}; build or export for a wider range"
+            )
 
     def key(self, graph: str) -> EngineKey:
-        """The cache key of a graph's engine."""
+        """Returns the cache key of a graph's engine."""
         manifest = self.bundle.manifest
+        ranges = ranges_of_graph(manifest.graphs[graph], self.ranges)
         return EngineKey(
             bundle=manifest.name,
             graph=graph,
@@ -121,30 +137,27 @@ class SessionFactory:
             provider=self.selection.name,
             options={"optimization_level": str(self._builder.level)},
             precision=manifest.precision,
-            profile={
-                name: astuple(span)
-                for name, span in spans_of(manifest.graphs[graph], self.ranges).items()
-            },
+            profile={name: astuple(span) for name, span in ranges.items()},
             versions={"onnxruntime": onnxruntime_version(), "tensorrt": tensorrt_version()},
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
         )
 
-    def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` whose engines must be built; raises `BundleError` if the bundle lacks
-        one of them.
+    def missing(self, graphs: Sequence[str]) -> tuple[str, ...]:
+        """Returns those of `graphs` whose engines must be built; raises `BundleError` if the bundle
+        lacks one of them.
         """
         for graph in graphs:
             self.bundle.graph_path(graph)
         if not self.compiled:
             return ()
-        with ThreadPoolExecutor(_HASHERS) as hashers:  # each reads an engine of gigabytes
-            entries = list(hashers.map(lambda graph: self.cache.find(self.key(graph)), graphs))
+        with ThreadPoolExecutor(_HASHING_THREADS) as threads:  # each reads an engine of gigabytes
+            entries = list(threads.map(self.cache.find, map(self.key, graphs)))
         return tuple(graph for graph, entry in zip(graphs, entries, strict=True) if entry is None)
 
     def memory_bytes(self, graphs: Iterable[str]) -> int | None:
-        """GPU memory that the engines of `graphs` take together, weights and runs; None if that is
-        not known of all.
+        """Returns the GPU memory that the engines of `graphs` take together, weights and runs; None
+        if that is not known of all.
         """
         total_bytes = 0
         for graph in graphs:
@@ -159,106 +172,131 @@ class SessionFactory:
         return self.cache.obtain(self.key(graph), partial(self._builder.build, graph))
 
     def open(self, graph: str, *, cuda_graph: bool = False) -> OpenedEngine:
-        """A session of a graph, which with `cuda_graph` may record one; builds its engine first
-        where that is missing.
+        """Opens a graph, with `cuda_graph` so that its runs can be recorded; builds its engine
+        first where that is missing.
 
         Raises `EngineBuildError` if the provider cannot compile it or runs too few of its nodes,
         `OutOfMemory`, and `OutputError` if the cache cannot be written.
         """
         start_s = time.perf_counter()
-        built = False
-        build_s = 0.0
-        size_bytes = 0
-        if self.compiled:
-            load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
-            engine, session = self.cache.load(
-                self.key(graph), partial(self._builder.build, graph), load
-            )
-            built = engine.folder.name in self.cache.built
-            size_bytes = engine.size_bytes
-            build_s = engine.build_s or 0.0
-            start_s += build_s if engine.built else 0.0
-        else:
+        if not self.compiled:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
+            open_s = time.perf_counter() - start_s
+            share = self._node_share(session)
+            costs = EngineTime(graph, self.selection.name, share, False, 0.0, open_s)
+            return OpenedEngine(session, costs)
+        build = partial(self._builder.build, graph)
+        load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
+        entry, session = self.cache.load(self.key(graph), build, load)
         open_s = time.perf_counter() - start_s
-        costs = EngineTime(
-            graph, self.selection.name, self._node_share(session), built, build_s, open_s
-        )
-        return OpenedEngine(session, costs, size_bytes)
+        build_s = entry.build_s or 0.0
+        if entry.built:
+            open_s -= build_s
+        built = entry.folder.name in self.cache.built
+        share = self._node_share(session)
+        costs = EngineTime(graph, self.selection.name, share, built, build_s, open_s)
+        return OpenedEngine(session, costs, entry.size_bytes)
 
     def _open_directly(self, graph: str, *, cuda_graph: bool) -> Session:
         variant = self.variant(graph)
         path = self.bundle.graph_path(graph, variant)
-        spans = spans_of(self.bundle.manifest.graphs[graph], self.ranges)
-        made_for_cuda = variant == CUDA.graph_variant
-        providers = CPU
+        ranges = ranges_of_graph(self.bundle.manifest.graphs[graph], self.ranges)
+        is_for_cuda = variant == CUDA.graph_variant
+        providers = CPU_ONLY
         if self.selection.gpu is not None:
             options = cuda_options(
                 self._gpu.index,
                 cuda_graph=cuda_graph,
-                fused_bias=made_for_cuda,
-                cudnn_attention=made_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
+                fused_bias=is_for_cuda,
+                cudnn_attention=is_for_cuda and self._gpu.capability >= CUDNN_ATTENTION_FROM,
             )
-            providers = (
-                (CUDA.ort_name, {**options, **own_options(CUDA, self.options.provider_options)}),
-                *CPU,
-            )
+            options |= options_for(CUDA, self.options.provider_options)
+            providers = ((CUDA.ort_name, options), *CPU_ONLY)
         settings = SessionSettings(
             name=path.stem,
             providers=providers,
-            dimensions={name: span.optimum for name, span in spans.items() if span.fixed},
-            as_it_is=made_for_cuda,  # it has the operators that an optimization would choose
+            dimensions={name: span.optimum for name, span in ranges.items() if span.fixed},
+            optimize=not is_for_cuda,  # it has the operators that an optimization would choose
         )
         return Session(path, settings)
 
     def _node_share(self, session: Session) -> float:
-        """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
-        name = self.selection.name
-        wanted = self.selection.provider.ort_name
+        """Returns the share of nodes on the chosen provider; closes the session and raises
+        `EngineBuildError` if it is too small.
+        """
+        provider = self.selection.provider
         counts = session.nodes_by_provider()
         total = sum(counts.values())
-        share = counts.get(wanted, 0) / total if total else 1.0
-        if session.provider != wanted or share < LEAST_NODE_SHARE:
-            session.close()
-            where = ", ".join(
-                f"{count} on {provider}" for provider, count in sorted(counts.items())
-            )
-            what = (
-                f"{name} runs {share:.0%} of its nodes, and at "
-                f"least {LEAST_NODE_SHARE:.0%} are expected ({where})"
-            )
-            cure = "export the model again with this version, or choose another --provider"
-            raise EngineBuildError(f"{session.name}: {what}; {cure}")
-        return share
+        share = counts.get(provider.ort_name, 0) / total if total else 1.0
+        if session.provider == provider.ort_name and share >= LEAST_NODE_SHARE:
+            return share
+        session.close()
+        where = ", ".join(f"{count} on {name}" for name, count in sorted(counts.items()))
+        raise EngineBuildError(
+            f"{session.name}: {provider.name} runs {share:.0%} of its nodes, and at least "
+            f"{LEAST_NODE_SHARE:.0%} are expected ({where}); "
+            "export the model again with this version, or choose another --provider"
+        )
 
 
-def _wants_cuda_graph(factory: SessionFactory) -> bool:
-    """By default at low resolutions, with fixed shapes, and with CUDA where the graphs have a
-    variant for it.
+def _variant(
+    manifest: Manifest, selection: Selection, options: RuntimeOptions, graph: str
+) -> GraphVariant:
+    """Returns the variant of a graph to open: that for the provider, if the bundle has it."""
+    variant = selection.provider.graph_variant
+    if options.graph_variant == "auto" and variant in manifest.graphs[graph].forms:
+        return variant
+    return "portable"
+
+
+def _wants_cuda_graph(
+    manifest: Manifest, selection: Selection, options: RuntimeOptions, ranges: DimensionRanges
+) -> bool:
+    """Returns whether steps are to be recorded: by default at low resolutions, with fixed shapes,
+    and with CUDA where the graphs have a variant for it.
     """
-    asked = factory.options.cuda_graph
-    selection = factory.selection
-    manifest = factory.bundle.manifest
-    if asked and selection.gpu is None:
-        raise InputError(f"--cuda-graph: not with provider {selection.name}, only on a GPU")
-    fixed = all(span.fixed for span in factory.ranges.values())
-    if asked and not fixed:
-        raise InputError("--cuda-graph goes with fixed shapes: use --static")
-    if asked is None:
-        steps = manifest.graphs.keys() & set(STEP_GRAPHS)
-        suits = factory.compiled or {*map(factory.variant, steps)} == {CUDA.graph_variant}
-        return fixed and suits and manifest.resolution_px <= _RECORDED_UP_TO_PX
-    return asked
+    fixed = all(span.fixed for span in ranges.values())
+    if options.cuda_graph:
+        if selection.gpu is None:
+            raise InputError(f"--cuda-graph: not with provider {selection.name}, only on a GPU")
+        if not fixed:
+            raise InputError("--cuda-graph goes with fixed shapes: use --static")
+    if options.cuda_graph is not None:
+        return options.cuda_graph
+    if not fixed or manifest.resolution_px > _RECORDED_UP_TO_PX:
+        return False
+    if selection.provider.builds:
+        return True
+    steps = [graph for graph in STEP_GRAPHS if graph in manifest.graphs]
+    variants = {_variant(manifest, selection, options, graph) for graph in steps}
+    return variants == {CUDA.graph_variant}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOrder:
+    """The engines that a child process is to build."""
+
+    bundle_folder: Path
+    selection: Selection
+    options: RuntimeOptions
+    cache_folder: Path
+    graphs: Sequence[str]
 
 
 class BackgroundBuild:
-    """Starts building `graphs` of `factory`; raises `OSError` if the process cannot be started."""
+    """Builds the engines of `graphs` in a child process; raises `OSError` if it cannot be
+    started.
+    """
 
     def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
-        folder = factory.bundle.folder.resolve()
-        cache = factory.cache.folder
-        order = BuildOrder(folder, factory.selection, factory.options, cache, tuple(graphs))
-        self._child = Child(ChildProcess(build))
+        order = BuildOrder(
+            bundle_folder=factory.bundle.folder.resolve(),
+            selection=factory.selection,
+            options=factory.options,
+            cache_folder=factory.cache.folder,
+            graphs=tuple(graphs),
+        )
+        self._child = Child(ChildProcess(build_in_child))
         self._error = Future[str]()
         threading.Thread(target=self._build, args=(order,), name="build", daemon=True).start()
 
@@ -270,7 +308,7 @@ class BackgroundBuild:
         """Ends the process; an unfinished engine is never used."""
         self._child.end()
 
-    def _build(self, order: "BuildOrder") -> None:
+    def _build(self, order: BuildOrder) -> None:
         error = ""
         try:
             self._child.call(order)
@@ -280,21 +318,10 @@ class BackgroundBuild:
         self._error.set_result(error)
 
 
-@dataclass(frozen=True, slots=True)
-class BuildOrder:
-    """What a child builds, one graph after another."""
-
-    bundle: Path
-    selection: Selection
-    options: RuntimeOptions
-    cache: Path
-    graphs: tuple[str, ...]
-
-
-def build(order: BuildOrder, _: OnProgress) -> None:
-    """Builds engines, in a child."""
-    bundle = Bundle.load(order.bundle)
-    cache = EngineCache(order.cache, print)
+def build_in_child(order: BuildOrder, _: OnProgress) -> None:
+    """Builds engines one after another, in a child."""
+    bundle = Bundle.load(order.bundle_folder)
+    cache = EngineCache(order.cache_folder)
     factory = SessionFactory(bundle, order.selection, order.options, cache)
     for graph in order.graphs:
         factory.build(graph)
