@@ -55,8 +55,8 @@ from latentsync_trt.runtime.engines.shapes import dimension_ranges
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.inpainter import make_inpainter, paint_window
 from latentsync_trt.sync.model_slot import graphs_for
-from latentsync_trt.sync.windows import make_inpainter, paint_window
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.encoder_choice import choose_encoder, default_suffix
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.sync.composing import Composer
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.sync.paint import Composer
 from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch, tune_process
 
 Background = Callable[..., Generator[Any, None, None]]
@@ -82,7 +82,8 @@ def run(
         stages = ClipStages(most, 0, Fraction(0), Fraction(0))
         decoded = stages.entering(islice(read_frames(video), most), clock)
         found = background(
-            finder.find(background(decoded, finder.prepared, name="decode")), name="face"
+            finder.find(background(decoded, finder.convert_expected_faces, name="decode")),
+            name="face",
         )
         painted = background(as_painted(finder.cut_out(found)), name="align")
         composer = Composer(FaceBlender(detector), None, Quality([Fraction(0)]), clock)

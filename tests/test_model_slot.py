@@ -45,7 +45,7 @@ def background() -> Iterator[Callable[..., Future[Any]]]:
 
 def used(slot: ModelSlot, *graphs: str) -> frozenset[str]:
     """The graphs of the model that a call with these gets."""
-    with slot.acquired(graphs) as model:
+    with slot.use_model(graphs) as model:
         return model.graphs
 
 
@@ -58,7 +58,7 @@ def test_calls_one_after_another(
 ) -> None:
     models: list[Any] = []
     for graphs in calls:
-        with slot.acquired([*graphs]) as model:
+        with slot.use_model([*graphs]) as model:
             models += [] if model in models else [model]
     assert [model.graphs for model in models] == opened
     assert slot.model is models[-1]
@@ -67,8 +67,8 @@ def test_calls_one_after_another(
 def test_one_that_needs_more_waits_for_the_others(
     slot: ModelSlot, background: Callable[..., Future[Any]]
 ) -> None:
-    with slot.acquired([A]) as first:
-        with slot.acquired([A]) as second:
+    with slot.use_model([A]) as first:
+        with slot.use_model([A]) as second:
             assert second is first
             more = background(used, slot, A, B)
             assert not wait([more], WAITS_S).done
@@ -79,8 +79,8 @@ def test_one_that_needs_more_waits_for_the_others(
 def test_no_call_waits_for_live_sessions(
     slot: ModelSlot, background: Callable[..., Future[Any]]
 ) -> None:
-    with slot.acquired([A], lasting=True):
-        with slot.acquired([A]) as model:
+    with slot.use_model([A], for_live_session=True):
+        with slot.use_model([A]) as model:
             assert model is slot.model
             more = background(used, slot, A, B, C)
             assert not wait([more], WAITS_S).done  # for the clip beside the session
@@ -94,10 +94,10 @@ def test_no_call_waits_for_live_sessions(
 def test_one_that_cannot_be_opened_is_tried_again(slot: ModelSlot) -> None:
     used(slot, A)
     for _ in range(2):
-        with pytest.raises(BundleError), slot.opening([B, "upside_down"]) as opened:
+        with pytest.raises(BundleError), slot.open_in_background([B, "upside_down"]) as opened:
             opened()
     assert used(slot, A) == {A}
-    with slot.opening([B]) as opened:
+    with slot.open_in_background([B]) as opened:
         assert opened() is opened() is slot.model
     assert used(slot, C) == {A, B, C}  # as no call uses it any more
 
@@ -110,7 +110,7 @@ def test_an_error_beside_opening_leaves_no_user(
     slot = ModelSlot(
         toy, COMPILING if builds else CPU, RuntimeOptions(engine_cache=tmp_path / "cache")
     )
-    with pytest.raises(InputError, match="damaged"), slot.opening([A]):
+    with pytest.raises(InputError, match="damaged"), slot.open_in_background([A]):
         raise InputError("damaged")
     assert (slot.model is None) == builds
     assert builder.built == []

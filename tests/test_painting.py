@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.sync.paint import Pace, Painter, in_order
+from latentsync_trt.sync.inpainter import Inpainter
+from latentsync_trt.sync.painting import Painter, in_order
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import (
-    Inpainter,
     Window,
     WindowPlanner,
     gather,
@@ -100,7 +100,7 @@ def own_mouth(index: int, track: int) -> float:
 
 
 def painted(
-    found: Generator[FrameJob, None, None], pace: Pace, at_once: int = 1, streams: int = 1
+    found: Generator[FrameJob, None, None], frames_done: int, at_once: int, streams: int
 ) -> Generator[FrameJob, None, None]:
     """The stages of painting, one after another in one thread."""
     inpainter = Inpainter(
@@ -109,14 +109,15 @@ def painted(
         options=SyncOptions(steps=1, solver="ddim"),
         side_px=SIDE_PX,
         noise=np.zeros((1, 4, 1, LATENT_PX, LATENT_PX), np.float32),
+        run=lambda _, action: action(),
     )
-    stages = Painter(inpainter, audio_windows, StageClock(), pace)
-    items = in_groups(gather(found, FRAMES, streams, pace.frames_done), at_once, FRAMES)
+    stages = Painter(inpainter, audio_windows, frames_done, StageClock(), lambda: None)
+    items = in_groups(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
     done = (
         item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item)))
         for item in items
     )
-    return in_order(done, pace.frames_done)
+    return in_order(done, frames_done)
 
 
 def assert_own_mouths(
@@ -161,7 +162,7 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
             yield job
 
     found: list[FrameJob] = []
-    for job in painted(counted(), Pace(0.0, frames_done), at_once, streams):
+    for job in painted(counted(), frames_done, at_once, streams):
         most_held = max(most_held, taken - len(found))
         found.append(job)
     assert_own_mouths(found, tracks, frames_done)

@@ -17,7 +17,7 @@ from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.active_speaker import Mouth, Turn, Voice, active_speakers, mouth_of
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks, read_tracks, save_tracks
-from latentsync_trt.sync.dubbed_turns import dubbed
+from latentsync_trt.sync.dubbed_turns import dubbed_turns
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.source_speakers import detect_speakers
 from latentsync_trt.types import Float64Array
@@ -187,17 +187,18 @@ def test_whose_the_speech_of_a_dub_is(
     expected: dict[int, list[tuple[float, float]]],
     nobody_s: list[tuple[float, float]],
 ) -> None:
-    turns, nobody = dubbed(
+    dubbed = dubbed_turns(
         [Turn(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s
     )
     found = {
-        person: [tuple(map(float, times)) for times in one.spans_s] for person, one in turns.items()
+        person: [tuple(map(float, times)) for times in one.spans_s]
+        for person, one in dubbed.turns.items()
     }
     assert found == {
         person: [pytest.approx(times, abs=0.041) for times in spans]
         for person, spans in expected.items()
     }
-    assert nobody == [pytest.approx(times, abs=0.041) for times in nobody_s]
+    assert dubbed.nobody_s == [pytest.approx(times, abs=0.041) for times in nobody_s]
 
 
 def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:

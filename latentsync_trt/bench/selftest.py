@@ -38,8 +38,8 @@ from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.diagnosis import diagnose_provider
 from latentsync_trt.runtime.providers.remembered_tests import TestResult
 from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS
+from latentsync_trt.sync.inpainter import make_inpainter, paint_window
 from latentsync_trt.sync.model_slot import graphs_for
-from latentsync_trt.sync.windows import make_inpainter, paint_window
 from latentsync_trt.types import UInt16Array
 from latentsync_trt.unexpected import redacted
 

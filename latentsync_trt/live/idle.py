@@ -32,7 +32,7 @@ from latentsync_trt.types import (
 )
 
 if TYPE_CHECKING:
-    from latentsync_trt.sync.windows import Inpainter
+    from latentsync_trt.sync.inpainter import Inpainter
 
 _ENCODED_AT_ONCE = 16
 
@@ -114,7 +114,7 @@ def load_idle(
         np.stack([face.image for face in faces[start : start + _ENCODED_AT_ONCE]])
         for start in starts
     ]
-    encoded = inpainter.run("encode", lambda: list(map(inpainter.encode, windows)))
+    encoded = inpainter.run("encode", lambda: list(map(inpainter.encode_faces, windows)))
     known = [window.transpose(1, 0, 2, 3) for window in encoded]
     return IdleLoop(
         info, tuple(planes), tuple(targets), np.ascontiguousarray(np.concatenate(known))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from latentsync_trt.audio.streaming import StreamingAudioEncoder
     from latentsync_trt.compositing.blend import FaceBlender
     from latentsync_trt.live.idle import IdleLoop
-    from latentsync_trt.sync.windows import Inpainter
+    from latentsync_trt.sync.inpainter import Inpainter
 
 _DECODED_AT_ONCE = 4
 """Frames that are decoded and shown while the rest of their window is decoded."""

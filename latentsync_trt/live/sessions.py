@@ -22,9 +22,9 @@ from latentsync_trt.live.session import LiveSession
 from latentsync_trt.live.speech_queue import silent_frame
 from latentsync_trt.media.files import check_file
 from latentsync_trt.runtime.providers.table import CPU
+from latentsync_trt.sync.inpainter import make_inpainter
 from latentsync_trt.sync.inputs import path_argument
 from latentsync_trt.sync.model_slot import ModelSlot, graphs_for
-from latentsync_trt.sync.windows import make_inpainter
 
 IdleClip = str | Path | IdleLoop
 
@@ -70,7 +70,9 @@ class LiveSessions:
             self._refuse_published_on_cpu()
         detector = self._slot.detector()
         with ExitStack() as opening:
-            model = opening.enter_context(self._slot.acquired(graphs_for(chosen), lasting=True))
+            model = opening.enter_context(
+                self._slot.use_model(graphs_for(chosen), for_live_session=True)
+            )
             inpainter = make_inpainter(model, chosen)
             encoder = StreamingAudioEncoder(
                 model.audio_encoder, filters_of(model.bundle), manifest.frames

@@ -17,9 +17,10 @@ from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, CalibrationClip
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder, Target
+from latentsync_trt.sync.inpainter import Inpainter, make_inpainter
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import OpenSpeech
-from latentsync_trt.sync.windows import Inpainter, Window, faces_of, gather, make_inpainter
+from latentsync_trt.sync.windows import Window, faces_of, gather
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 CACHE_INTERVAL = 3
@@ -173,6 +174,6 @@ def recorded_for(samples: int) -> int:
 
 
 def _inputs(window: Window[Target], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
-    conditioning = inpainter.run("encode", lambda: inpainter.encode(faces_of(window)))
+    conditioning = inpainter.run("encode", lambda: inpainter.encode_faces(faces_of(window)))
     audio = speech.windows(0, [item.time_s for item in window.items])
     return RecordedWindow(inpainter.noise, conditioning, audio)

@@ -112,7 +112,7 @@ class LipSync:
 
         options = options or SyncOptions()
         resolution_of(self._slot.bundle.manifest, options, self._slot.options)
-        with self._slot.entered("warm_up"), self._slot.acquired(graphs_for(options)):
+        with self._slot.entered("warm_up"), self._slot.use_model(graphs_for(options)):
             pass
 
     @property
@@ -138,7 +138,7 @@ class LipSync:
 
         # not opened before the recording has been read
         def encode_mel(mel: Float32Array) -> Float32Array:
-            with self._slot.acquired((AUDIO_ENCODER,)) as model:
+            with self._slot.use_model((AUDIO_ENCODER,)) as model:
                 return model.audio_encoder(mel)
 
         with self._slot.entered("encode_audio"):
@@ -183,15 +183,20 @@ class LipSync:
         """As `sync`, with the files and options that `check_inputs` has checked, perhaps before
         this was opened.
         """
-        from latentsync_trt.sync.model_slot import RunContext, graphs_for
+        from latentsync_trt.sync.model_slot import graphs_for
 
         resolution_px = resolution_of(
             self._slot.bundle.manifest, inputs.options, self._slot.options
         )
-        with self._slot.entered("sync"), self._slot.opening(graphs_for(inputs.options)) as opened:
-            from latentsync_trt.sync.clip import sync_clip  # while the model opens
+        with (
+            self._slot.entered("sync"),
+            self._slot.open_in_background(graphs_for(inputs.options)) as opened,
+        ):
+            # while the model opens
+            from latentsync_trt.sync.clip import sync_clip
+            from latentsync_trt.sync.run_context import begin_run
 
-            return sync_clip(RunContext(self._slot, opened, inputs, resolution_px, on_progress))
+            return sync_clip(begin_run(self._slot, opened, inputs, resolution_px, on_progress))
 
     def stream(
         self,

@@ -1,80 +1,107 @@
-"""`--face speaking`: whose the speech of the dub is."""
+"""`--face speaking`: whose the speech of a dub is, by who speaks in the source."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import NoFaceError
+from latentsync_trt.errors import NoFaceError, Notices
 from latentsync_trt.face.active_speaker import Turn
 from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
-from latentsync_trt.sync.model_slot import RunContext
 from latentsync_trt.sync.source_speakers import detect_speakers
 from latentsync_trt.sync.turns import MARGIN_S, SpeakerTurns
-from latentsync_trt.types import Float64Array, runs_of_true, within
+from latentsync_trt.types import BoolArray, Float64Array, runs_of_true, within
+
+if TYPE_CHECKING:
+    from latentsync_trt.audio.vad import Speech
+    from latentsync_trt.face.detector import MediaPipeDetector
+
+IntArray = NDArray[np.int64]
 
 _FARTHEST_S = 0.6
-"""A dub is spoken so much earlier or later than the source, at most."""
+"""A dub is spoken at most so much earlier or later than the source."""
 
 _NOBODY = -1
 
 
-def who_speaks(run: RunContext) -> Inputs:
-    """The inputs of a run with `--face speaking`, whose sound says which faces are painted when.
+@dataclass(frozen=True, slots=True)
+class DubbedTurns:
+    """Who is painted while a dub is heard."""
+
+    turns: dict[int, SpeakerTurns]
+    """When each person is painted, by number."""
+    nobody_s: list[tuple[float, float]]
+    """When no one is, although there is speech."""
+
+
+def assign_speech(
+    inputs: Inputs,
+    detector: "MediaPipeDetector",
+    find_speech: "Callable[[Path], Speech]",
+    notices: Notices,
+    progress: CallerProgress,
+) -> Inputs:
+    """Returns inputs whose sound says which faces are painted when.
 
     Raises:
         NoFaceError: no one is seen, or none of several people to speak.
     """
-    inputs = run.inputs
-    tracks = run.inputs.tracks
+    tracks = inputs.tracks
     if tracks is None:
-        tracks, _ = analyze(inputs.video, inputs.helpers.detector or run.detector, run.on_progress)
-        tracks, notice = detect_speakers(inputs.video, tracks, run.ask)
-        run.announce(() if notice is None else (notice,))
+        tracks, _ = analyze(inputs.video, inputs.helpers.detector or detector, progress)
+        tracks, notice = detect_speakers(inputs.video, tracks, progress.ask)
+        if notice is not None:
+            notices.add(notice)
     if len(tracks.people) == 1:  # painted always, as by `--face largest`
         return inputs
-    (recording,) = inputs.sound.recordings
-    spans_s: Sequence[tuple[float, float]] = run.speech_in(recording.path).spans_s
-    if inputs.options.silence == "model" or not spans_s:
-        spans_s = [(0.0, float(audio_duration_s(recording.path)))]
-    at_s = float(recording.at_s)
-    speech_s = [(at_s + start_s, at_s + end_s) for start_s, end_s in spans_s]
-    turns, nobody_s = dubbed(
-        tracks.turns or (), tracks.shots_s, speech_s, partial(_source_s, inputs)
-    )
-    if not turns:
+    speech_s = _speech_s(inputs, find_speech)
+    shown_at = partial(_source_times_s, inputs)
+    dubbed = dubbed_turns(tracks.turns or (), tracks.shots_s, speech_s, shown_at)
+    if not dubbed.turns:
         raise NoFaceError(
-            f"{inputs.video}: shows {len(tracks.people)} "
-            "people, and none is seen to speak; name one "
-            "with --face index:N or --speaker N=FILE (latentsync-trt faces)"
+            f"{inputs.video}: shows {len(tracks.people)} people, and none is seen to speak; name "
+            "one with --face index:N or --speaker N=FILE (latentsync-trt faces)"
         )
-    if nobody_s:
-        lasts_s = sum(end_s - start_s for start_s, end_s in nobody_s)
-        run.announce(
-            (
-                f"nobody is painted in {lasts_s:.1f} s of the "
-                f"speech, from {nobody_s[0][0]:.1f} s on: the source "
-                "does not show who speaks there; to change that, give --faces with edited tracks",
-            )
+    if dubbed.nobody_s:
+        lasts_s = sum(end_s - start_s for start_s, end_s in dubbed.nobody_s)
+        first_s, _ = dubbed.nobody_s[0]
+        notices.add(
+            f"nobody is painted in {lasts_s:.1f} s of the speech, from {first_s:.1f} s on: the "
+            "source does not show who speaks there; to change that, give --faces with edited tracks"
         )
     sound = replace(
         inputs.sound,
-        recordings=(recording,) * len(turns),
-        people=tuple(turns),
-        turns=tuple(turns.values()),
+        recordings=inputs.sound.recordings * len(dubbed.turns),
+        people=tuple(dubbed.turns),
+        turns=tuple(dubbed.turns.values()),
     )
     return replace(inputs, tracks=tracks, sound=sound)
 
 
-def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
-    """Times of the source that are shown at these of the output, also where it is extended."""
+def _speech_s(inputs: Inputs, find_speech: "Callable[[Path], Speech]") -> list[tuple[float, float]]:
+    """Returns when the dub is spoken, in times of the output."""
+    (recording,) = inputs.sound.recordings
+    spans_s = find_speech(recording.path).spans_s
+    if inputs.options.silence == "model" or not spans_s:
+        spans_s = ((0.0, float(audio_duration_s(recording.path))),)
+    at_s = float(recording.at_s)
+    return [(at_s + start_s, at_s + end_s) for start_s, end_s in spans_s]
+
+
+def _source_times_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
+    """Returns the times of the source that are shown at these of the output, also where it is
+    extended.
+    """
     end_s = inputs.info.duration_s
     fps = inputs.info.frames_per_s or MODEL_FPS
     shown_s = np.maximum(times_s - float(inputs.sound.picture_delay_s), 0)
@@ -88,76 +115,73 @@ def _source_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
     return half_s + turn_s - np.abs(turn_s - (shown_s - half_s) % (2 * turn_s))
 
 
-def dubbed(
+def dubbed_turns(
     speaks: Sequence[Turn],
     shots_s: Sequence[float],
     speech_s: Sequence[tuple[float, float]],
-    source_s: Callable[[Float64Array], Float64Array],
-) -> tuple[dict[int, SpeakerTurns], list[tuple[float, float]]]:
-    """When each person is painted, by number, and when no one is, although there is speech.
+    shown_at: Callable[[Float64Array], Float64Array],
+) -> DubbedTurns:
+    """Returns whose the speech of a dub is.
 
     Speech belongs to whom the nearest speech of the source does, in the same shot, or else to the
     last speaker of the shot. Within an unbroken span of it, who would begin or end shortly before
     or after a pause, does so in the pause.
 
     Args:
-        speech_s: when there is speech in the output. source_s: times of the output → of the source.
+        speech_s: when there is speech in the output.
+        shown_at: times of the output → of the source.
     """
-    margin = round(MARGIN_S * MODEL_FPS)
-    count = round(max((end_s for _, end_s in speech_s), default=0.0) * MODEL_FPS) + margin
-    times_s = (np.arange(count) + 0.5) / MODEL_FPS  # the middles of frames
-    shown_s = source_s(times_s)
-    spoken = within(times_s, speech_s)
+    ends_s = max((end_s for _, end_s in speech_s), default=0.0)
+    frames = round(ends_s * MODEL_FPS) + round(MARGIN_S * MODEL_FPS)
+    times_s = (np.arange(frames) + 0.5) / MODEL_FPS  # the middles of frames
+    shown_s = shown_at(times_s)
     shots = np.searchsorted(np.asarray(shots_s), shown_s)
+    spoken = within(times_s, speech_s)
     owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NOBODY)
     for start, end in runs_of_true(spoken):
         _begin_in_pauses(owners[start:end], shots[start:end])
     turns = dict[int, SpeakerTurns]()
-    for person in sorted(
-        {one.person for one in speaks if one.person is not None}.intersection(owners.tolist())
-    ):
-        near = owners == person
-        for start, end in runs_of_true(near):
-            for edge, around in (
-                (start, slice(max(0, start - margin), start)),
-                (end - 1, slice(end, end + margin)),
-            ):
-                near[around] |= ~spoken[around] & (shots[around] == shots[edge])
-        spans = runs_of_true(near)
+    for person in sorted(set(owners.tolist()) - {_NOBODY}):
+        painted = _with_margins(owners == person, ~spoken, shots)
+        spans = runs_of_true(painted)
         turns[person] = SpeakerTurns(
-            tuple((Fraction(a, MODEL_FPS), Fraction(b, MODEL_FPS)) for a, b in spans)
+            tuple((Fraction(start, MODEL_FPS), Fraction(end, MODEL_FPS)) for start, end in spans)
         )
-    return turns, [
-        (a / MODEL_FPS, b / MODEL_FPS) for a, b in runs_of_true(spoken & (owners == _NOBODY))
-    ]
+    nobody = runs_of_true(spoken & (owners == _NOBODY))
+    return DubbedTurns(turns, [(start / MODEL_FPS, end / MODEL_FPS) for start, end in nobody])
 
 
 def _owners(
-    speaks: Sequence[Turn],
-    shots_s: Sequence[float],
-    shown_s: Float64Array,
-    shots: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Who would speak at each of `shown_s (n,)` of the source, in `shots (n,)`, by number."""
+    speaks: Sequence[Turn], shots_s: Sequence[float], shown_s: Float64Array, shots: IntArray
+) -> IntArray:
+    """Returns who would speak at each of `shown_s (n,)` of the source, in `shots (n,)`, by
+    number.
+    """
     owners = np.full(len(shown_s), _NOBODY)
     for number, (start_s, end_s) in enumerate(pairwise((*shots_s, np.inf)), start=1):
-        inside = [one for one in speaks if one.start_s < end_s and start_s < one.end_s]
-        (at,) = np.nonzero(shots == number)
-        if inside and at.size:
-            starts_s, ends_s = np.array([(one.start_s, one.end_s) for one in inside]).T
-            times_s = shown_s[at, None]
-            apart_s = np.maximum(np.maximum(starts_s - times_s, times_s - ends_s), 0)
-            nearest = apart_s.argmin(axis=1)
-            last = (starts_s <= times_s).sum(axis=1) - 1
-            people = np.array(
-                [_NOBODY if one.person is None else one.person for one in inside] + [_NOBODY]
-            )
-            owners[at] = people[np.where(apart_s.min(axis=1) <= _FARTHEST_S, nearest, last)]
+        in_shot = [one for one in speaks if one.start_s < end_s and start_s < one.end_s]
+        is_shown = shots == number
+        if in_shot and is_shown.any():
+            owners[is_shown] = _nearest_speakers(in_shot, shown_s[is_shown])
     return owners
 
 
-def _begin_in_pauses(owners: NDArray[np.int64], shots: NDArray[np.int64]) -> None:
-    """In a span of speech, gives what is before its first and after its last change to the
+def _nearest_speakers(speaks: Sequence[Turn], times_s: Float64Array) -> IntArray:
+    """Returns who speaks nearest to each of `times_s (n,)`, or spoke last where that is far, by
+    number.
+    """
+    starts_s = np.array([one.start_s for one in speaks])
+    ends_s = np.array([one.end_s for one in speaks])
+    columns_s = times_s[:, None]
+    apart_s = np.maximum(np.maximum(starts_s - columns_s, columns_s - ends_s), 0)
+    last = (starts_s <= columns_s).sum(axis=1) - 1  # −1 before the first
+    is_near = apart_s.min(axis=1) <= _FARTHEST_S
+    people = [_NOBODY if one.person is None else one.person for one in speaks]
+    return np.array([*people, _NOBODY])[np.where(is_near, apart_s.argmin(axis=1), last)]
+
+
+def _begin_in_pauses(owners: IntArray, shots: IntArray) -> None:
+    """Gives what lies before the first and after the last change in a span of speech to the
     neighbor, if it is short.
     """
     edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
@@ -169,3 +193,17 @@ def _begin_in_pauses(owners: NDArray[np.int64], shots: NDArray[np.int64]) -> Non
             owners[:change] = owners[change]
         elif after == len(owners) and after - change < short:
             owners[change:] = owners[change - 1]
+
+
+def _with_margins(painted: BoolArray, silent: BoolArray, shots: IntArray) -> BoolArray:
+    """Returns the frames in which a person is painted, `(n,)`, with those of silence around, in the
+    same shot.
+    """
+    margin = round(MARGIN_S * MODEL_FPS)
+    widened = painted.copy()
+    for start, end in runs_of_true(painted):
+        before = slice(max(0, start - margin), start)
+        after = slice(end, end + margin)
+        widened[before] |= silent[before] & (shots[before] == shots[start])
+        widened[after] |= silent[after] & (shots[after] == shots[end - 1])
+    return widened

@@ -22,6 +22,7 @@ from latentsync_trt.face.tracker import FaceTracker, FrameFaces
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, without_rgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import FaceChoice
+from latentsync_trt.sync.pace import PaintingProgress
 from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import (
     AlignedFace,
@@ -69,7 +70,7 @@ class FrameJob:
 
     `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it
     speaks or not. `painted`: the new face of each target, uint16 `(H, W, 3)`, 257 × level; none
-    where an earlier run has written them.
+    where an earlier run has written them. `painting`: how far painting was then.
     """
 
     frame: Frame
@@ -77,6 +78,7 @@ class FrameJob:
     seen: FrameFaces | None = None
     has_face: bool = False
     painted: tuple[UInt16Array, ...] = ()
+    painting: PaintingProgress | None = None
 
 
 class FaceFinder:
@@ -112,7 +114,7 @@ class FaceFinder:
         self._pixel_aspect = pixel_aspect
         self._places: list[tuple[slice, slice]] = []
 
-    def prepared(self, frame: Frame) -> Frame:
+    def convert_expected_faces(self, frame: Frame) -> Frame:
         """The same frame, with RGB where faces were seen last: for another thread, as `find` waits
         for nothing else.
         """
@@ -235,7 +237,8 @@ def analyze(
     else:
         expected = round(rate * info.duration_s)
     pictures = groupby(read_frames(video), lambda frame: frame.source_s)
-    frames = prefetch((next(repeated) for _, repeated in pictures), finder.prepared, name="decode")
+    distinct = (next(repeated) for _, repeated in pictures)
+    frames = prefetch(distinct, finder.convert_expected_faces, name="decode")
     people = PeopleCollector()
     stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:

@@ -1,29 +1,17 @@
-"""Gathers aligned faces into windows of F frames for the networks, and paints the mouths of a
-window: encode, denoise, decode.
-"""
+"""Gathers aligned faces into windows of F frames for the networks."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, resolution_of
-from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import SOLVERS, conditioning, denoise, initial_noise, plan_for
-from latentsync_trt.face.align import latent_mask, mouth_mask
-from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.sync.faces import FrameJob, Target
-from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
-
-if TYPE_CHECKING:
-    from latentsync_trt.runtime.model import Model
-    from latentsync_trt.runtime.vae import VaeCodec
+from latentsync_trt.types import UInt8Array
 
 T = TypeVar("T")
 
@@ -167,73 +155,3 @@ def in_groups(
 def faces_of(window: Window[Target]) -> UInt8Array:
     """The aligned faces of a window, uint8 `(F, H, H, 3)`."""
     return np.stack([each.face.image for each in window.items if each.face is not None])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Inpainter:
-    """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
-
-    `side_px`: of a face. `noise (1, 4, 1, h, w)` float32, the same for every window of a run.
-    `run(stage, action)` returns the result of an action in the thread of that stage: all methods
-    are to be called within it.
-    """
-
-    codec: "VaeCodec"
-    denoiser: Denoiser
-    options: SyncOptions
-    side_px: int
-    noise: Float32Array
-    run: Callable[[Stage, Callable[[], Any]], Any] = lambda _, action: action()
-
-    def encode(self, faces: UInt8Array) -> Float32Array:
-        """What the denoiser knows of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F,
-        H, W, 3)` RGB.
-        """
-        return conditioning(
-            latent_mask(self.side_px), *self.codec.encode_faces(faces, mouth_mask(self.side_px))
-        )
-
-    def denoise(
-        self,
-        known: Float32Array,
-        audio: Float32Array,
-        on_step: Callable[[int, int], None] | None = None,
-    ) -> Float32Array:
-        """The latents of a window, float32 `(4, F, h, w)`, from the audio features of each frame,
-        float32 `(F, S, D)`; `on_step` as for `diffusion.denoise`.
-        """
-        options = self.options
-        schedule = SOLVERS[options.sampling.solver](options.sampling.steps)
-        window = self.noise, known, audio
-        return denoise(
-            self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step
-        )
-
-    def decode(self, latents: Float32Array) -> list[UInt16Array]:
-        """The faces of a window, as `VaeCodec.decode_faces` returns them."""
-        return self.codec.decode_faces(np.ascontiguousarray(latents.transpose(1, 0, 2, 3)))
-
-
-def paint_window(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> list[UInt16Array]:
-    """The new faces of one window by itself, from arguments as those of `Inpainter.encode` and
-    `Inpainter.denoise`.
-    """
-    known = inpainter.run("encode", partial(inpainter.encode, faces))
-    latents = inpainter.run("denoise", partial(inpainter.denoise, known, audio))
-    painted: list[UInt16Array] = inpainter.run("decode", partial(inpainter.decode, latents))
-    return painted
-
-
-def make_inpainter(
-    model: "Model", options: SyncOptions, noise: Float32Array | None = None
-) -> Inpainter:
-    """The inpainter of an open model; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the
-    seed.
-    """
-    side_px = resolution_of(model.bundle.manifest, options)
-    latent_px = side_px // PIXELS_PER_LATENT
-    if noise is None:
-        noise = initial_noise(options.seed, latent_px, latent_px)
-    else:
-        noise = noise
-    return Inpainter(model.vae, model.denoiser, options, side_px, noise, model.run)

@@ -1,0 +1,183 @@
+"""Painted faces are inspected, become patches of their frames, and are measured."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+
+from latentsync_trt.compositing.blend import Blend, FaceBlender, InspectedFace
+from latentsync_trt.compositing.enhancer import enhanced
+from latentsync_trt.compositing.fading import PaintedPeople, faded
+from latentsync_trt.compositing.paste import composite
+from latentsync_trt.measure.quality import Quality
+from latentsync_trt.media.parts import part_of
+from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
+from latentsync_trt.types import AlignedFace, Enhancer, Float32Array, Frame, Patch, UInt16Array
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_STATELESS_THREADS = 2
+"""Threads of a stage without state between frames. One thread would wait for Python's lock half of
+its time."""
+
+Item = tuple[FrameJob, tuple[T, ...]]
+"""A job, and something of each of its painted faces."""
+Items = Generator[Item[T], None, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaintedFace:
+    """How a face was tracked, cut out and painted."""
+
+    target: Target
+    face: AlignedFace
+    pixels: UInt16Array
+    """The new face, `(R, R, 3)` RGB, 257 × the 8-bit level."""
+    opacity: Fraction
+    """How much of it shows, in ]0, 1]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InspectedPaint:
+    """A painted face, and what its frame alone tells about how it fits in."""
+
+    face: PaintedFace
+    pixels: UInt16Array
+    """The new face as an enhancer has improved it, perhaps larger."""
+    inspected: InspectedFace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendedPaint:
+    """A painted face, and how it is fitted into its frame."""
+
+    paint: InspectedPaint
+    blend: Blend
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PastedFace:
+    """A painted face, as a patch of its frame."""
+
+    face: PaintedFace
+    patch: Patch
+    mesh: Float32Array | None
+    """FaceMesh's points of the painted face, `(468, 2)` in pixels of the frame."""
+
+
+def composed_frames(
+    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None], stages: ClipStages
+) -> Items[Patch]:
+    """Returns the jobs of a run in order, with the patch of each painted face."""
+    blender = FaceBlender(run.detector, paste=run.inputs.options.paste)
+    composer = Composer(blender, run.inputs.helpers.enhancer, quality, run.clock)
+    return composer.stages(jobs, stages.prefetch, run.on_progress.ask)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Composer:
+    """Pastes painted faces and measures them; begins anew at each part of the file, so that a
+    resumed run is equal.
+    """
+
+    blender: FaceBlender
+    enhancer: Enhancer | None
+    quality: Quality
+    clock: StageClock
+
+    def stages(
+        self,
+        jobs: Generator[FrameJob, None, None],
+        prefetch: Callable[..., Generator[Any, None, None]] = prefetch,
+        on_wait: Callable[[], object] = lambda: None,
+    ) -> Items[Patch]:
+        """Returns the jobs in order, with the patch of each face; three stages, each in threads of
+        its own. `on_wait`: as for `prefetch`, of the last stage.
+        """
+        threads = _STATELESS_THREADS if self.enhancer is None else 1
+        inspect = self._of_each_face("analyze paste", self._inspected)
+        inspected = prefetch(_painted_faces(jobs), inspect, name="analyze paste", threads=threads)
+        paste = self._of_each_face("compose", _pasted)
+        blended = self._blended(inspected)
+        pasted = prefetch(blended, paste, name="compose", threads=_STATELESS_THREADS)
+        measure = self._of_each_face("measure", self._measured)
+        return prefetch(pasted, measure, name="measure", on_wait=on_wait)
+
+    def _of_each_face(
+        self, name: str, change: Callable[[Frame, T], R]
+    ) -> Callable[[Item[T]], Item[R]]:
+        """Returns a stage that changes each face of a frame."""
+
+        def changed(item: Item[T]) -> Item[R]:
+            job, faces = item
+            with self.clock.measure(name, int(bool(faces))):
+                return job, tuple(change(job.frame, face) for face in faces)
+
+        return changed
+
+    def _inspected(self, frame: Frame, face: PaintedFace) -> InspectedPaint:
+        pixels = face.pixels
+        if self.enhancer is not None:
+            pixels = enhanced(pixels, self.enhancer)
+        inspected = self.blender.inspect_face(frame.picture, face.face, pixels, face.target.tracked)
+        return InspectedPaint(face, pixels, inspected)
+
+    def _blended(self, items: Items[InspectedPaint]) -> Items[BlendedPaint]:
+        part = -1
+        with closing(items):
+            for job, paints in items:
+                time_s = job.frame.time_s
+                if part_of(time_s) != part:
+                    part = part_of(time_s)
+                    self.blender.restart()
+                blended = []
+                with self.clock.measure("compose", frames=0):
+                    for paint in paints:
+                        track_id = paint.face.target.track_id
+                        blend = self.blender.blend(track_id, time_s, paint.inspected)
+                        blended.append(BlendedPaint(paint, blend))
+                yield job, tuple(blended)
+
+    def _measured(self, frame: Frame, pasted: PastedFace) -> Patch:
+        face = pasted.face
+        target = face.target
+        measured = pasted.patch, pasted.mesh
+        self.quality.add(frame, target.speaker, target.tracked, face.face, face.pixels, measured)
+        return with_opacity(pasted.patch, float(face.opacity))
+
+
+def _painted_faces(jobs: Generator[FrameJob, None, None]) -> Items[PaintedFace]:
+    """Yields each job with its painted faces, which fade in and out."""
+    with closing(faded(jobs, _people)) as fading:
+        for job, opacities in fading:
+            faces = []
+            for target, pixels in zip(job.targets, job.painted, strict=False):
+                if target.face is not None:
+                    opacity = opacities[target.person]
+                    faces.append(PaintedFace(target, target.face, pixels, opacity))
+            yield job, tuple(faces)
+
+
+def _people(job: FrameJob) -> PaintedPeople:
+    persons = {target.person for target in job.targets}
+    shot = None if job.seen is None else job.seen.shot
+    return PaintedPeople(job.frame.time_s, persons, shot)
+
+
+def _pasted(frame: Frame, blended: BlendedPaint) -> PastedFace:
+    paint = blended.paint
+    patch = composite(frame.picture, paint.face.face, paint.pixels, blended.blend)
+    return PastedFace(paint.face, patch, paint.inspected.painted_mesh)
+
+
+def with_opacity(patch: Patch, opacity: float) -> Patch:
+    """Returns the patch, of which so much shows."""
+    if opacity == 1:
+        return patch
+    return replace(patch, weight=patch.weight * np.float32(opacity))

@@ -1,0 +1,100 @@
+"""What the pictures of a run depend on: an interrupted run goes on only where all of it is the
+same.
+"""
+
+import os
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from latentsync_trt.bundle.manifest import MANIFEST_NAME
+from latentsync_trt.media.encoders import VideoEncoder
+from latentsync_trt.option_fields import command_line, flag_name
+from latentsync_trt.sync.inputs import Helpers, Inputs
+from latentsync_trt.version import __version__, distribution_version
+
+_NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
+"""Options that change no picture."""
+_FILE_OPTIONS = ("mix", "turns", "faces")
+"""Options that name files, which count by their contents."""
+_LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
+_DIGITS = 12
+"""Digits of a hash that are kept."""
+
+
+def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
+    """Returns, by name, all that the pictures of a run depend on, as text that people can compare.
+
+    Files count by their name, size and time, so that a folder may be moved; of `inputs.helpers`,
+    arrays by their content, and objects by their type.
+
+    Args:
+        bundle: the folder of the bundle.
+    """
+    manifest = (bundle / MANIFEST_NAME).read_bytes()
+    return {
+        **_files(inputs),
+        "options": _options(inputs),
+        **_helpers(inputs.helpers),
+        "encoder": _encoder(inputs.encoder),
+        "bundle": sha256(manifest).hexdigest()[:_DIGITS],
+        "provider": provider,
+        "cores": str(os.cpu_count()),  # FFV1 divides a picture by them, the same way in all parts
+        "versions": _versions(),
+    }
+
+
+def _files(inputs: Inputs) -> dict[str, str]:
+    options = inputs.options
+    files = {"--video": inputs.video}
+    recordings = [piece.path for piece in inputs.sound.recordings]
+    if options.speaker and options.turns is None:
+        for speaker, path in zip(options.speaker, recordings, strict=True):
+            files[f"--speaker {speaker.face}"] = path
+    else:
+        files["--audio"] = recordings[0]
+    for name in _FILE_OPTIONS:
+        path = getattr(options, name)
+        if path is not None:
+            files[flag_name(name)] = Path(path)
+    return {name: _stamp(path) for name, path in files.items()}
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC).isoformat()
+    return f"{path.name}, {status.st_size} bytes, {changed}"
+
+
+def _options(inputs: Inputs) -> str:
+    left_out: tuple[str, ...] = (*_NOT_IN_PICTURES, *_FILE_OPTIONS)
+    if not inputs.options.turns:  # speakers are files then
+        left_out += ("speaker",)
+    return " ".join(command_line(inputs.options, leave_out=left_out))
+
+
+def _helpers(helpers: Helpers) -> dict[str, str]:
+    texts = {}
+    if helpers.noise is not None:
+        texts["noise"] = sha256(np.asarray(helpers.noise).tobytes()).hexdigest()[:_DIGITS]
+    for name in ("detector", "enhancer"):
+        helper = getattr(helpers, name)
+        if helper is not None:
+            texts[name] = f"{type(helper).__module__}.{type(helper).__qualname__}"
+    return texts
+
+
+def _encoder(encoder: VideoEncoder) -> str:
+    settings = [f"{name}={value}" for name, value in encoder.options]
+    return " ".join([encoder.ffmpeg, encoder.pixel_format, *settings])
+
+
+def _versions() -> str:
+    texts = [f"latentsync-trt {__version__}"]
+    for name in _LIBRARIES:
+        version = distribution_version(name)
+        if version:
+            texts.append(f"{name} {version}")
+    return ", ".join(texts)

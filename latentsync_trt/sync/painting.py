@@ -1,0 +1,207 @@
+"""Paints windows of faces: encode, denoise and decode, each a stage of its own.
+
+The networks have their own threads, so that a GPU never waits for a picture to be converted or
+encoded.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from time import perf_counter
+from typing import Any
+
+from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.inpainter import Inpainter
+from latentsync_trt.sync.pace import PaintedUntil, PaintingProgress
+from latentsync_trt.sync.threads import ClipStages, StageClock
+from latentsync_trt.sync.windows import Window, faces_of, in_groups
+from latentsync_trt.types import Float32Array, UInt16Array
+
+_LOW_MEMORY_WINDOWS = 4
+"""Windows that a network processes before the next one is loaded, where the device holds only one
+network at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedWindow:
+    """A window of faces, ready to be denoised."""
+
+    window: Window[Target]
+    conditioning: Float32Array
+    """What the denoiser knows of the faces, `(9, F, h, w)`."""
+    audio: Float32Array
+    """The audio features of each frame, `(F, S, D)`."""
+    begun_s: float
+    """When its encoding began, on the scale of `perf_counter`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenoisedWindow:
+    """A window of faces, ready to be decoded."""
+
+    window: Window[Target]
+    latents: Float32Array
+    """The new faces, `(4, F, h, w)`."""
+    begun_s: float
+    """When its encoding began, on the scale of `perf_counter`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaintedWindows:
+    """The new faces of windows that were painted together."""
+
+    faces: dict[Target, UInt16Array]
+    """Pictures `(H, H, 3)`, 257 × the 8-bit level; none of frames that are written already."""
+    windows: int
+    begun_s: float
+    """When their encoding began, on the scale of `perf_counter`."""
+    until: PaintedUntil
+
+    def after(self, progress: PaintingProgress | None) -> PaintingProgress:
+        """Returns how far painting is with these windows."""
+        if progress is None:
+            return PaintingProgress(self.begun_s, self.windows, self.until, self.until)
+        return replace(progress, windows=progress.windows + self.windows, last=self.until)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Painter:
+    """The stages of painting; each method in one thread."""
+
+    inpainter: Inpainter
+    audio_windows: Callable[[int, Sequence[Fraction]], Float32Array]
+    """Runs a network for the audio features `(n, S, D)` of a speaker, by number, at some times."""
+    frames_done: int
+    """Frames before this one are written already."""
+    clock: StageClock
+    check: Callable[[], None]
+    """Called after each step of denoising; raises to stop."""
+
+    def encode(self, windows: Sequence[Window[Target]]) -> list[EncodedWindow]:
+        begun_s = perf_counter()
+        with self.clock.measure("encode audio", frames=0):
+            audio = [self._audio_of(window) for window in windows]
+        with self.clock.measure("gather", frames=0):
+            faces = [faces_of(window) for window in windows]
+
+        def run() -> list[Float32Array]:
+            return list(map(self.inpainter.encode_faces, faces))
+
+        with self.clock.measure("encode faces", _new_frames(windows)):
+            conditioning = self.inpainter.run("encode", run)
+        return [
+            EncodedWindow(*encoded, begun_s)
+            for encoded in zip(windows, conditioning, audio, strict=True)
+        ]
+
+    def _audio_of(self, window: Window[Target]) -> Float32Array:
+        times_s = [target.time_s for target in window.items]
+        return self.audio_windows(window.items[0].speaker, times_s)
+
+    def denoise(self, encoded: Sequence[EncodedWindow]) -> list[DenoisedWindow]:
+        def run() -> list[DenoisedWindow]:
+            return list(map(self._denoised, encoded))
+
+        with self.clock.measure("denoise", _new_frames([each.window for each in encoded])):
+            denoised: list[DenoisedWindow] = self.inpainter.run("denoise", run)
+        return denoised
+
+    def _denoised(self, encoded: EncodedWindow) -> DenoisedWindow:
+        latents = self.inpainter.denoise(encoded.conditioning, encoded.audio, self._after_step)
+        return DenoisedWindow(encoded.window, latents, encoded.begun_s)
+
+    def _after_step(self, *_: int) -> None:
+        self.check()
+
+    def decode(self, denoised: Sequence[DenoisedWindow]) -> PaintedWindows:
+        def run() -> list[list[UInt16Array]]:
+            return [self.inpainter.decode_faces(each.latents) for each in denoised]
+
+        windows = [each.window for each in denoised]
+        with self.clock.measure("decode faces", _new_frames(windows)):
+            pictures = self.inpainter.run("decode", run)
+        faces = dict[Target, UInt16Array]()
+        for window, painted in zip(windows, pictures, strict=True):
+            faces |= self._new_faces(window, painted)
+        end = 1 + max(window.items[window.used[-1]].index for window in windows)
+        until = PaintedUntil(perf_counter(), end)
+        return PaintedWindows(faces, len(windows), denoised[0].begun_s, until)
+
+    def _new_faces(
+        self, window: Window[Target], painted: Sequence[UInt16Array]
+    ) -> dict[Target, UInt16Array]:
+        faces = dict[Target, UInt16Array]()
+        uses_all = len(window.used) == len(window.items)
+        for position in window.used:
+            target = window.items[position]
+            if target.index >= self.frames_done:
+                picture = painted[position]
+                # Pictures of a window are parts of one array, which would stay in memory.
+                faces[target] = picture if uses_all else picture.copy()
+        return faces
+
+
+def _new_frames(windows: Sequence[Window[Target]]) -> int:
+    """Returns how many frames the results of these windows are used for."""
+    return sum(len(window.used) for window in windows)
+
+
+def paint_frames(
+    gathered: Generator[FrameJob | Window[Target], None, None],
+    painter: Painter,
+    stages: ClipStages,
+    window_frames: int,
+    *,
+    in_turn: bool,
+) -> Generator[FrameJob, None, None]:
+    """Yields every job in order with its painted faces: encode, denoise and decode, each in a
+    thread of its own.
+
+    Args:
+        window_frames: F, the length of a window.
+        in_turn: the device holds one network at a time.
+    """
+    # Frames wait until so many windows are complete.
+    most = stages.spare_frames // window_frames
+    most = max(1, min(most, _LOW_MEMORY_WINDOWS if in_turn else 1))
+
+    def stage(
+        source: Generator[Any, None, None], change: Callable[[Any], Any], name: str
+    ) -> Generator[Any, None, None]:
+        """Changes windows, and passes frames on."""
+
+        def changed(item: Any) -> Any:
+            if isinstance(item, FrameJob):
+                return item
+            return change(item)
+
+        return stages.prefetch(source, changed, depth=most * window_frames, name=name)
+
+    encoded = stage(in_groups(gathered, most, window_frames), painter.encode, "encode faces")
+    denoised = stage(encoded, painter.denoise, "denoise")
+    decoded = stage(denoised, painter.decode, "decode faces")
+    return stages.prefetch(in_order(decoded, painter.frames_done), name="paint")
+
+
+def in_order(
+    items: Generator[FrameJob | PaintedWindows, None, None], frames_done: int
+) -> Generator[FrameJob, None, None]:
+    """Yields every job in order, with its painted faces, as soon as these are there."""
+    waiting: deque[FrameJob] = deque()
+    painted = dict[Target, UInt16Array]()
+    progress: PaintingProgress | None = None
+    with closing(items):
+        for item in items:
+            if isinstance(item, FrameJob):
+                waiting.append(item)
+            else:
+                painted |= item.faces
+                progress = item.after(progress)
+            while waiting and (
+                waiting[0].frame.index < frames_done or painted.keys() >= set(waiting[0].targets)
+            ):
+                job = waiting.popleft()
+                faces = tuple(painted.pop(each) for each in job.targets if each in painted)
+                yield replace(job, painted=faces, painting=progress)

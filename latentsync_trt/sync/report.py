@@ -1,0 +1,72 @@
+"""What measures a run, and the report of what it did."""
+
+from fractions import Fraction
+from time import perf_counter
+
+from latentsync_trt.face.people import FaceStats
+from latentsync_trt.measure.mismatch import ModelMismatchCheck
+from latentsync_trt.measure.quality import Quality, write_report
+from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
+from latentsync_trt.sync.pace import Pace
+from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.types import SyncReport
+
+
+def quality_of(run: RunContext) -> Quality:
+    """Returns what measures the painted faces, with SyncNet where `--syncnet` or a page ask."""
+    inputs = run.inputs
+    recordings = inputs.sound.recordings
+    has_page = inputs.page is not None
+    strict = inputs.options.strict
+    mismatch = ModelMismatchCheck(
+        run.bundle.manifest, run.resolution_px, run.notices.add, strict=strict
+    )
+    meters = []
+    if run.options.syncnet or has_page:
+        network = open_syncnet(run.options.syncnet)
+        if network is not None:
+            meters = [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
+    return Quality(
+        [piece.at_s for piece in recordings],
+        people=inputs.sound.people,
+        pictures=has_page,
+        mismatch=mismatch,
+        syncnet=meters,
+    )
+
+
+def report_of(
+    run: RunContext, duration_s: Fraction, faces: FaceStats, pace: Pace, quality: Quality
+) -> SyncReport:
+    """Returns the report of a run that ends now, and writes its page, if it has one.
+
+    Args:
+        duration_s: of the output.
+    """
+    wall_s = perf_counter() - run.start_s
+    model = run.model()
+    steady = pace.steady_since(faces.frames)
+    painting_s = pace.written_s - steady.time_s
+    report = SyncReport(
+        output=str(run.inputs.output),
+        bundle=model.bundle.manifest.name,
+        provider=model.selection.name,
+        frames=faces.frames,
+        frames_with_face=faces.frames_with_face,
+        windows=0 if pace.painting is None else pace.painting.windows,
+        duration_s=float(duration_s),
+        wall_s=wall_s,
+        opened_s=pace.opened_s - run.start_s,
+        startup_s=steady.time_s - run.start_s,
+        finish_s=run.start_s + wall_s - pace.written_s,
+        frames_per_s=(faces.frames - steady.end) / painting_s if painting_s else 0.0,
+        stages=run.clock.times(),
+        engines=model.times(),
+        notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
+        untouched=tuple(faces.untouched),
+        quality=quality.result(float(pace.from_s or 0)),
+        picture_delay_s=float(run.inputs.sound.picture_delay_s),
+    )
+    if run.inputs.page is not None:
+        write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)
+    return report

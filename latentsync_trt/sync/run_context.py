@@ -1,0 +1,114 @@
+"""What the stages of one clip share."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.compositing.enhancer import load_enhancer
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import Notices
+from latentsync_trt.runtime.model import Model
+from latentsync_trt.runtime.providers.selection import Selection
+from latentsync_trt.sync.caller import CallerProgress
+from latentsync_trt.sync.dubbed_turns import assign_speech
+from latentsync_trt.sync.inputs import Inputs
+from latentsync_trt.sync.model_slot import ModelSlot
+from latentsync_trt.sync.preview import preview_of
+from latentsync_trt.sync.speech import speech_in
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import ProgressCallback
+
+if TYPE_CHECKING:
+    from latentsync_trt.audio.vad import Speech
+    from latentsync_trt.face.detector import MediaPipeDetector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunContext:
+    """What the stages of one clip share."""
+
+    inputs: Inputs
+    model: Callable[[], Model]
+    """Waits for the model that is being opened; raises as `open_model`."""
+    bundle: Bundle
+    selection: Selection
+    """The provider that is tried first."""
+    options: RuntimeOptions
+    resolution_px: int
+    """Side of an aligned face."""
+    detector: "MediaPipeDetector"
+    """Finds outlines, and faces if `inputs.helpers` has no other detector."""
+    speech_in: "Callable[[Path], Speech]"
+    """Returns when somebody speaks in a recording, which is found once in a run."""
+    notices: Notices
+    on_progress: CallerProgress
+    clock: StageClock
+    start_s: float
+    """When the run began, on the scale of `perf_counter`."""
+
+    def add_notices(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.notices.add(text)
+
+
+def begin_run(
+    slot: ModelSlot,
+    model: Callable[[], Model],
+    inputs: Inputs,
+    resolution_px: int,
+    on_progress: ProgressCallback | None,
+) -> RunContext:
+    """Returns the context of a run that begins now, with all inputs resolved.
+
+    Raises as `resolve_inputs`.
+    """
+    start_s = perf_counter()
+    progress = CallerProgress(on_progress)
+    notices = Notices(slot.on_notice)
+    detector = slot.detector()
+    find_speech = cache(partial(speech_in, ask=progress.ask))
+    return RunContext(
+        inputs=resolve_inputs(inputs, detector, find_speech, notices, progress),
+        model=model,
+        bundle=slot.bundle,
+        selection=slot.selection,
+        options=slot.options,
+        resolution_px=resolution_px,
+        detector=detector,
+        speech_in=find_speech,
+        notices=notices,
+        on_progress=progress,
+        clock=StageClock(),
+        start_s=start_s,
+    )
+
+
+def resolve_inputs(
+    inputs: Inputs,
+    detector: "MediaPipeDetector",
+    find_speech: "Callable[[Path], Speech]",
+    notices: Notices,
+    progress: CallerProgress,
+) -> Inputs:
+    """Returns the inputs with what their options ask to look for: the enhancer, who speaks, and
+    where a preview begins.
+
+    Raises:
+        InputError: the enhancer cannot be used.
+        NoFaceError: no one is seen, or none of several people to speak.
+    """
+    options = inputs.options
+    helpers = inputs.helpers
+    if helpers.enhancer is None and options.enhancer is not None:
+        helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
+        inputs = replace(inputs, helpers=helpers)
+    if options.face == "speaking":
+        inputs = assign_speech(inputs, detector, find_speech, notices, progress)
+    if options.preview_s is not None:
+        inputs, notice = preview_of(inputs, find_speech)
+        notices.add(notice)
+    return inputs
