@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import Mixer, channel_shares, sound_blocks
+from latentsync_trt.media.audio import sound_blocks
 from latentsync_trt.media.color import planes_from_rgb
+from latentsync_trt.media.mixer import Mixer, channel_shares
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, keep_on_disk, picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import Timed

@@ -18,11 +18,11 @@ from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
     SPEECH_RATE_HZ,
-    Mixer,
     audio_duration_s,
     read_audio_blocks,
     sound_blocks,
 )
+from latentsync_trt.media.mixer import Mixer
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest

@@ -18,18 +18,16 @@ from av.container import InputContainer, OutputContainer
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import (
-    Mixer,
-    audio_format,
     audio_frames,
     first_sample_s,
+    is_same_format,
     open_audio,
     regrouped,
     silent_blocks,
     sound_blocks,
-    standard_layout,
-    usual_layout,
 )
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
+from latentsync_trt.media.mixer import Mixer, standard_layout, usual_layout
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -272,7 +270,7 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
         cure = f"; an output in {others} keeps it" if others else ""
         return f"{suffix} does not support its codec ({codec}){cure}"
     for before, timed in pairwise(audio_frames(source)):
-        if audio_format(before.item) != audio_format(timed.item):
+        if not is_same_format(before.item, timed.item):
             return f"it changes its format after {float(timed.time_s):.2f} s"
         if timed.time_s < before.end_s:
             return f"it overlaps itself after {float(timed.time_s):.2f} s"
