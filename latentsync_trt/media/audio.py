@@ -114,8 +114,8 @@ def _placed_blocks(
             count = max(count, position)
         end = nearest(timed.end_s, rate_hz)
         is_last = following is None or not _continues(timed, following)
-        for piece in _resample(path, resampler, timed.item, is_last=is_last):
-            block = mixer.mix(piece.to_ndarray().reshape(-1, layout.nb_channels), layout.name)
+        for samples in _resample(path, resampler, timed.item, is_last=is_last):
+            block = mixer.mix(samples.reshape(-1, layout.nb_channels), layout.name)
             new = block[max(count - position, 0) : max(end - position, 0)]
             position += len(block)
             count += len(new)
@@ -142,13 +142,13 @@ def is_same_format(one: AudioFrame, other: AudioFrame) -> bool:
 
 def _resample(
     path: Path, resampler: AudioResampler, frame: AudioFrame, *, is_last: bool
-) -> list[AudioFrame]:
+) -> list[Float32Array]:
     """Returns what the resampler gives after a frame, and with the last one at its end."""
     with reading(path, "its audio cannot be resampled"):
         pieces = resampler.resample(frame)
         if is_last:
             pieces += resampler.resample(None)
-    return [piece for piece in pieces if piece is not None]
+    return [np.asarray(piece.to_ndarray(), np.float32) for piece in filter(None, pieces)]
 
 
 def silent_blocks(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
