@@ -20,8 +20,8 @@ from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.sound_pieces import SoundPiece
+from latentsync_trt.media.writer import FileExtras, VideoWriter
 from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.types import (
     ColorTags,
@@ -160,8 +160,8 @@ def open_writer(
     `SyncOptions`.
     """
     info = info or picture_info(96, 64, rgb=False)
-    sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
-    return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), sound)
+    extras = FileExtras(() if audio is None else (SoundPiece(audio, audio_delay_s),))
+    return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), extras)
 
 
 def rewritten(source: Path, output: Path, **options: Any) -> VideoWriter:

@@ -15,8 +15,8 @@ from av.subtitles.stream import SubtitleStream
 from latentsync_trt import SyncOptions
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.sound_pieces import SoundPiece
+from latentsync_trt.media.writer import FileExtras, VideoWriter
 from tests.clips import write_sound
 from tests.test_mark import SOURCE_TYPE, boxes
 from tests.test_other_streams import ASS_HEADER
@@ -222,7 +222,8 @@ def written(films: Path, name: str, suffix: str) -> tuple[Path, tuple[str, ...]]
     info = probe(source)
     encoder = choose_encoder(SyncOptions(encoder="x264:ultrafast"), info)
     speech = SoundPiece(films / "speech.wav")
-    with VideoWriter(output, info, encoder, (speech,), source, mark=True) as writer:
+    extras = FileExtras((speech,), source, mark=True)
+    with VideoWriter(output, info, encoder, extras) as writer:
         for frame in read_frames(source):
             writer.write(frame)
     return output, writer.notices

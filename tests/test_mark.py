@@ -14,7 +14,7 @@ from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.tags import append_xmp, with_mark
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.writer import FileExtras, VideoWriter
 from latentsync_trt.version import __version__
 from tests.clips import copied, decoded, numbered, write_clip, write_video
 
@@ -102,9 +102,8 @@ def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: 
     )
     info = probe(source)
     path = tmp_path / f"out{suffix}"
-    with VideoWriter(
-        path, info, choose_encoder(SyncOptions(), info), None, source, mark=True
-    ) as writer:
+    extras = FileExtras(source=source, mark=True)
+    with VideoWriter(path, info, choose_encoder(SyncOptions(), info), extras) as writer:
         for frame in read_frames(source, Playback()):
             writer.write(frame)
     found = metadata_of(path)

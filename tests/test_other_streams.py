@@ -14,8 +14,8 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.sound_pieces import SoundPiece
+from latentsync_trt.media.writer import FileExtras, VideoWriter
 
 LENGTH_S = Fraction(3, 2)
 SHOWN = (("Hello <i>world</i>", 200, 500), ("Second", 1200, 500))
@@ -99,9 +99,8 @@ def write_film(
 def keep(source: Path, output: Path) -> Sequence[str]:
     """Writes the first part of `source` with all that belongs to it; returns the notices."""
     info = probe(source)
-    with VideoWriter(
-        output, info, choose_encoder(SyncOptions(), info), (SoundPiece(source),), source
-    ) as writer:
+    extras = FileExtras((SoundPiece(source),), source)
+    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), extras) as writer:
         for frame in read_frames(source, Playback(duration_s=LENGTH_S)):
             writer.write(frame)
     return writer.notices

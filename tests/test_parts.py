@@ -60,7 +60,7 @@ def writer_of(
 ) -> VideoWriter:
     info = picture_info(96, 64, rgb=False)
     info = replace(info, time_base=time_base, frames_per_s=NTSC, sample_aspect_ratio=Fraction(4, 3))
-    return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), work=work)
+    return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), resume=work)
 
 
 def write(

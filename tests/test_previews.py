@@ -11,8 +11,8 @@ from PIL import Image
 
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import camera_frames, portrait
+from latentsync_trt.media.previews import plays, write_preview
 from latentsync_trt.media.reader import probe
-from latentsync_trt.media.writer import plays, write_preview
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
 from latentsync_trt.web.jobs import look_at

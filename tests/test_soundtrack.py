@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.soundtrack import (
-    FADE_S,
+from latentsync_trt.media.sound_pieces import (
+    CUT_RAMP_S,
     SoundPiece,
-    choose_sound,
-    mixed,
-    open_soundtrack,
-    placed,
-    spliced,
+    mix_tracks,
+    place_piece,
+    splice,
 )
+from latentsync_trt.media.soundtrack import choose_sound, open_soundtrack
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_parts, write_samples
@@ -72,14 +71,14 @@ def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
     """Around it the video's own sound goes on at its own time; nothing jumps."""
     own = SoundPiece(write_samples(tmp_path / "own.wav", tone(4, 300), RATE_HZ), Fraction(1, 10))
     speech = SoundPiece(write_samples(tmp_path / "speech.wav", tone(5, 500), RATE_HZ), Fraction(1))
-    pieces = spliced(own, [speech], Fraction(1), Fraction(2))
+    pieces = splice(own, [speech], Fraction(1), Fraction(2))
     assert pieces[0].path == own.path
     samples = heard(tmp_path, pieces, 4)[0][:, 0]
     expected = np.concatenate([np.zeros(RATE_HZ // 10, np.float32), tone(4, 300)])
     expected[RATE_HZ : 2 * RATE_HZ] = tone(1, 500)
     differ = np.flatnonzero(~np.isclose(samples, expected[: len(samples)], rtol=0, atol=STEP_16))
     assert differ.size
-    ramp = round(FADE_S * RATE_HZ / 2)
+    ramp = round(CUT_RAMP_S * RATE_HZ / 2)
     near = np.minimum(abs(differ - RATE_HZ), abs(differ - 2 * RATE_HZ))
     assert near.max() <= ramp
     steepest = np.abs(np.diff(tone(1, 500))).max()
@@ -193,15 +192,15 @@ def test_any_pieces_are_summed_at_their_places(
     expected = np.zeros(20_000, np.float64)
     for at_s, from_s, length_s, size in parts:
         piece = SoundPiece(Path(), at_s, from_s, from_s + length_s)
-        tracks.append(placed(blocks(size), piece, 1, rate_hz))
+        tracks.append(place_piece(blocks(size), piece, 1, rate_hz))
         alone = np.concatenate(
-            [nothing, *placed(blocks(size), replace(piece, at_s=at_s + 5), 1, rate_hz)]
+            [nothing, *place_piece(blocks(size), replace(piece, at_s=at_s + 5), 1, rate_hz)]
         )
         expected[: len(alone)] += alone[:, 0]
         # Half of each ramp is outside: what is cut out is as much as what was asked for.
         if length_s and from_s:
             assert abs(alone.sum() - min(length_s * rate_hz, 4000 - from_s * rate_hz)) < 5
-    samples = np.concatenate([nothing, *mixed(tracks, 1, rate_hz)])[:, 0]
+    samples = np.concatenate([nothing, *mix_tracks(tracks, 1, rate_hz)])[:, 0]
     assert np.allclose(samples, expected[5000 : 5000 + len(samples)], atol=1e-5)
     assert not expected[5000 + len(samples) :].any()
 

@@ -8,7 +8,7 @@ import pytest
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.option_fields import Speaker
 from latentsync_trt.sync.sound import Sound, resolve_speakers
 from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of

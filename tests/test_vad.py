@@ -25,7 +25,7 @@ from latentsync_trt.audio.vad import (
 )
 from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
 from latentsync_trt.media.demo_clip import SPEECH
-from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import OpenSpeech
 from latentsync_trt.types import Float32Array, within

@@ -14,9 +14,10 @@ import pytest
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.encoder_choice import choose_encoder
+from latentsync_trt.media.output_path import check_output_path
 from latentsync_trt.media.parts import ResumeRequest
 from latentsync_trt.media.pictures import picture_info
-from latentsync_trt.media.writer import VideoWriter, check_output_path
+from latentsync_trt.media.writer import VideoWriter
 from tests.clips import decoded, frame_at, numbered, open_writer, write_video
 from tests.sounds import spoken, write_samples
 
@@ -114,9 +115,9 @@ def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(
     output = tmp_path / "out.mp4"
     earlier = tmp_path / "out-1.mp4"
     earlier.write_bytes(b"of an earlier run")
-    work = ResumeRequest({}) if parts > 1 else None
+    resume = ResumeRequest({}) if parts > 1 else None
     info = replace(picture_info(64, 64, rgb=False), frames_per_s=Fraction(1), time_base=Fraction(1))
-    writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), work=work)
+    writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), resume=resume)
     with (
         pytest.raises(
             OutputError, match=r"out\.mp4: cannot be written: .* is kept as .*out-2\.mp4"

@@ -56,7 +56,7 @@ def compare(a: str, b: str, output: Path, quiet: bool, as_json: bool, **fields: 
     """A and B are two bundles, as for `--bundle`, or two finished videos of the clip `--video`."""
     from latentsync_trt.measure.compare import HEADS, compare_results, labeled
     from latentsync_trt.measure.page import page_path, write_page
-    from latentsync_trt.media.writer import check_output_path
+    from latentsync_trt.media.output_path import check_output_path
     from latentsync_trt.sync.api import LipSync
 
     video = fields["video"]

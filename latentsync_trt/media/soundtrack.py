@@ -1,18 +1,18 @@
 """The sound of an output: copied where players and container permit it, else mixed and encoded."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from io import BytesIO
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from math import log10
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, cast
 
 import av
 import numpy as np
-from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError
+from av import AudioCodecContext, AudioFrame, AudioLayout, AudioStream, FFmpegError, Packet
 from av.container import InputContainer, OutputContainer
 
 from latentsync_trt.config import Codec
@@ -22,177 +22,105 @@ from latentsync_trt.media.audio import (
     first_sample_s,
     is_same_format,
     open_audio,
-    regrouped,
-    silent_blocks,
     sound_blocks,
 )
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
 from latentsync_trt.media.mixer import Mixer, standard_layout, usual_layout
+from latentsync_trt.media.sound_pieces import SoundPiece, mix_tracks, place_piece
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
+_EVERYWHERE = ("aac", "mp3", "ac3", "eac3", "alac")
+_PCM = ("pcm_s16le", "pcm_s24le", "pcm_f32le")
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
-    ".mp4": ("aac", "mp3", "ac3", "eac3", "alac"),
-    ".mov": (
-        "aac",
-        "mp3",
-        "ac3",
-        "eac3",
-        "alac",
-        "pcm_s16le",
-        "pcm_s16be",
-        "pcm_s24le",
-        "pcm_s24be",
-        "pcm_f32le",
-    ),
+    ".mp4": _EVERYWHERE,
+    ".mov": (*_EVERYWHERE, *_PCM, "pcm_s16be", "pcm_s24be"),
     ".mkv": (
-        *("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac", "vorbis", "dts", "truehd"),
-        *("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_u8"),
+        *(*_EVERYWHERE, "opus", "flac", "vorbis", "dts", "truehd"),
+        *(*_PCM, "pcm_s32le", "pcm_u8"),
     ),
 }
 """Codecs that common players support in each container. FFmpeg would write more, such as
 Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
 
-# Codecs for further editing, whose sound must not lose anything, either, and their encoders for
-# sound; others would only play in few programs.
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
+"""Codecs of pictures for further editing, whose sound must not lose anything, either."""
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
+"""Encoders of such sound; others would only play in few programs."""
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
-_AAC_BITS_PER_S = 192_000  # per pair of channels
+_AAC_BITS_PER_S = 192_000
+"""For each pair of channels."""
 
-# What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC.
 _PRE_ROLL_S = Fraction(1, 10)
-# Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a
-# click, a longer ramp as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut
-# through one sound changes nothing.
-FADE_S = Fraction(8, 1000)
-_BLOCK_S = Fraction(1, 4)
-# Decoders of lossy codecs overshoot full scale by less than 3 dB, which is not told: FFmpeg's
-# encoder of AAC makes single blocks softer. Far beyond, the loudest ones would be as soft as all
-# others.
+"""What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC."""
 _MOST_PEAK = 10 ** (3 / 20)
+"""The highest peak that is not made softer.
 
-
-@dataclass(frozen=True, slots=True)
-class SoundPiece:
-    """The first audio stream of a file from `from_s` to `to_s` (None = its end), heard from `at_s`
-    on. Times of the file count from its first sample. `at_s` is a time of the output; what is
-    before 0 is not heard.
-    """
-
-    path: Path
-    at_s: Fraction = Fraction(0)
-    from_s: Fraction = Fraction(0)
-    to_s: Fraction | None = None
-
-    @property
-    def end_s(self) -> Fraction | None:
-        """When it ends in the output; None if that is the end of the file."""
-        if self.to_s is None:
-            return None
-        return self.at_s + self.to_s - self.from_s
-
-    def within(self, start_s: Fraction, end_s: Fraction | None) -> Self | None:
-        """What of it is heard from `start_s` to `end_s` (None = the end) of the output, if any."""
-        at_s = max(self.at_s, start_s)
-        shift_s = self.from_s - self.at_s
-        ends_s = [end for end in (self.end_s, end_s) if end is not None]
-        if ends_s and min(ends_s) <= at_s:
-            return None
-        return replace(
-            self, at_s=at_s, from_s=at_s + shift_s, to_s=min(ends_s) + shift_s if ends_s else None
-        )
+Decoders of lossy codecs overshoot full scale by less than 3 dB, which no notice tells: FFmpeg's
+encoder of AAC makes single blocks softer. Far beyond, the loudest ones would be as soft as all
+others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSound:
-    """How pieces become the sound of an output. `codec`: FFmpeg's name of the encoder; None if the
-    packets of the only piece are copied. `rate_hz`, `layout`: of the encoded sound. `gain`: keeps
-    it within full scale. `notices`: what is missing, why it is encoded, or softer.
-    """
+    """How pieces become the sound of an output."""
 
     pieces: tuple[SoundPiece, ...]
     codec: str | None = None
+    """FFmpeg's name of the encoder; None if the packets of the only piece are copied."""
     rate_hz: int = 0
+    """Of the encoded sound."""
     layout: str = ""
+    """Of the encoded sound."""
     gain: float = 1.0
+    """Keeps the encoded sound within full scale."""
     notices: tuple[str, ...] = ()
-
-
-def spliced(
-    own: SoundPiece | None, speech: Iterable[SoundPiece], start_s: Fraction, end_s: Fraction | None
-) -> tuple[SoundPiece, ...]:
-    """`speech` from `start_s` to `end_s` (None = the end), around it the video's `own` sound."""
-    if own:
-        around = [
-            own.within(Fraction(0), start_s),
-            own.within(end_s, None) if end_s is not None else None,
-        ]
-    else:
-        around = []
-    return tuple(
-        piece
-        for piece in (*around, *(each.within(start_s, end_s) for each in speech))
-        if piece is not None
-    )
+    """What is missing, why the sound is encoded, or softer."""
 
 
 def choose_sound(
     pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False
 ) -> ChosenSound:
-    """How the sum of `pieces`, at least one, becomes the sound of an output with this suffix:
-    copied where possible. Decodes the whole sound, 4 s per hour of AAC: packets alone show no
-    change of format, and in Matroska their durations are rounded. What must be encoded is also
-    resampled and mixed, 9 s per hour: in the layout with the most channels and at the highest rate
-    among the pieces; `lossless`, as FLAC in .mkv and PCM in .mov instead of AAC. Raises
-    `MediaError` where a source cannot be read or has no sound, `InputError` for samples that are
-    not numbers.
+    """Returns how the sum of `pieces`, at least one, becomes the sound of an output with this
+    suffix: copied where possible.
+
+    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in
+    Matroska their durations are rounded. What must be encoded is also resampled and mixed, 9 s per
+    hour: in the layout with the most channels and at the highest rate among the pieces; `lossless`,
+    as FLAC in .mkv and PCM in .mov instead of AAC. Raises `MediaError` where a source cannot be
+    read or has no sound, `InputError` for samples that are not numbers.
     """
-    piece = pieces[0]
-    if len(pieces) > 1:
-        problem: str | None = f"it is put together from {len(pieces)} pieces"
-    elif piece.from_s or piece.to_s is not None or piece.at_s < 0:
-        problem = "a part of it is cut off"
-    else:
-        problem = (
-            _why_not_copied(piece.path, suffix)
-            or _refusal(ChosenSound(pieces), suffix)
-            or _why_too_loud(piece)
-        )
+    problem = _why_encoded(pieces, suffix)
     if problem is None:
         return ChosenSound(pieces)
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
-    form, is_lossless = _format(pieces, codec)
-    if refusal := _refusal(ChosenSound(pieces, codec, *form), suffix):
+    form = _format_of_sum(pieces, codec)
+    sound = ChosenSound(pieces, codec, form.rate_hz, form.layout)
+    refusal = _why_not_written(sound, suffix)
+    if refusal is not None:
         cure = 'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         raise MediaError(
-            f"{piece.path}: its sound ({form[1]}) cannot be encoded as {codec}: {refusal}; {cure}"
+            f"{pieces[0].path}: its sound ({form.layout}) cannot be encoded as {codec}: {refusal}; "
+            f"{cure}"
         )
-    # reads all, so that a damaged recording is found before anything is painted
-    peak = _peak(pieces, *form)
-    ordered = sorted(pieces, key=lambda piece: piece.at_s)
-    overlap = any(
-        piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered)
-    )
-    most = 1.0 if overlap or codec != "aac" else _MOST_PEAK
-    gain = 1 / peak if peak > most else 1.0
+    gain = _gain(sound)
+    softer = ""
     if gain < 1:
         softer = f"; all of it is {-20 * log10(gain):.1f} dB softer, as it exceeds full scale"
-    else:
-        softer = ""
     notices = list[str]()
-    if softer or not is_lossless:  # what was never compressed is encoded once, as in any such file
+    if softer or form.is_lossy:  # what was never compressed is encoded once, as in any such file
         name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
         notices.append(f"the sound is encoded as {name}: {problem}{softer}")
-    return ChosenSound(pieces, codec, *form, gain, tuple(notices))
+    return replace(sound, gain=gain, notices=tuple(notices))
 
 
 @contextmanager
 def open_soundtrack(
     sound: ChosenSound, output: OutputContainer, end_s: Fraction
 ) -> Iterator[TimedPackets]:
-    """Adds a sound to an open output that ends at `end_s`; errors as `choose_sound`."""
+    """Adds a sound to an open output that ends at `end_s`; raises as `choose_sound`."""
     if sound.codec is None:
         piece = sound.pieces[0]
         with open_audio(piece.path) as stream:
@@ -207,31 +135,79 @@ def open_soundtrack(
         added.codec_context.format = "s32"  # 24 bits; else 16
     if sound.codec == "aac":
         added.bit_rate = _AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
-    with closing(_mixed_pieces(sound.pieces, sound.rate_hz, sound.layout)) as blocks:
-        yield _encoded((block * np.float32(sound.gain) for block in blocks), added, end_s)
+    with closing(_mixed_pieces(sound)) as blocks:
+        yield _encoded_blocks((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
 
-def _format(pieces: Iterable[SoundPiece], codec: str) -> tuple[tuple[int, str], bool]:
-    """Rate and layout of the sum; whether no piece has lost anything by its codec."""
-    rates_hz = []
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format in which the sum of pieces is encoded."""
+
+    rate_hz: int
+    layout: str
+    is_lossy: bool
+    """Whether a piece has lost something by its codec."""
+
+
+def _format_of_sum(pieces: Iterable[SoundPiece], codec: str) -> _Format:
+    rates_hz = list[int]()
     layouts = dict[int, str]()
-    is_lossless = True
+    is_lossy = False
     for path in dict.fromkeys(piece.path for piece in pieces):
         with open_audio(path) as stream:
             source: AudioCodecContext = stream.codec_context
             rates_hz.append(source.sample_rate)
             layouts.setdefault(source.channels, usual_layout(source.layout))
-            is_lossless &= source.codec.lossless and not source.codec.lossy
+            is_lossy |= source.codec.lossy or not source.codec.lossless
     rate_hz = max(rates_hz)
     layout = layouts[max(layouts)]
     if codec == "aac":
-        rate_hz = rate_hz if rate_hz in _AAC_RATES_HZ else 48000
         layout = standard_layout(layout)
-    return (rate_hz, layout), is_lossless
+        if rate_hz not in _AAC_RATES_HZ:
+            rate_hz = 48000
+    return _Format(rate_hz, layout, is_lossy)
 
 
-def _refusal(sound: ChosenSound, suffix: str) -> str | None:
-    """Why a sound cannot be written, as tried in memory; None if it can."""
+def _gain(sound: ChosenSound) -> float:
+    """Returns the gain that keeps a sound within full scale."""
+    # reads all, so that a damaged recording is found before anything is painted
+    peak = _peak(sound)
+    most = _MOST_PEAK
+    if sound.codec != "aac" or _overlap(sound.pieces):
+        most = 1.0
+    return 1 / peak if peak > most else 1.0
+
+
+def _overlap(pieces: Iterable[SoundPiece]) -> bool:
+    ordered = sorted(pieces, key=lambda piece: piece.at_s)
+    for piece, later in pairwise(ordered):
+        if piece.end_s is None or piece.end_s > later.at_s:
+            return True
+    return False
+
+
+def _peak(sound: ChosenSound) -> float:
+    """Returns the largest sample of the sum; full scale is 1."""
+    blocks = _mixed_pieces(sound)
+    return max((float(np.abs(block).max()) for block in blocks), default=0.0)
+
+
+def _why_encoded(pieces: tuple[SoundPiece, ...], suffix: str) -> str | None:
+    """Returns why a sound must be encoded; None if it can be copied."""
+    piece = pieces[0]
+    if len(pieces) > 1:
+        return f"it is put together from {len(pieces)} pieces"
+    if piece.from_s or piece.to_s is not None or piece.at_s < 0:
+        return "a part of it is cut off"
+    return (
+        _why_not_copied(piece.path, suffix)
+        or _why_not_written(ChosenSound(pieces), suffix)
+        or _why_too_loud(piece)
+    )
+
+
+def _why_not_written(sound: ChosenSound, suffix: str) -> str | None:
+    """Returns why a sound cannot be written, as tried in memory; None if it can."""
     output = av.open(BytesIO(), "w", format="matroska" if suffix == ".mkv" else suffix[1:])
     try:
         with open_soundtrack(sound, output, Fraction(0)):
@@ -241,28 +217,22 @@ def _refusal(sound: ChosenSound, suffix: str) -> str | None:
     return None
 
 
-def _peak(pieces: Sequence[SoundPiece], rate_hz: int, layout: str) -> float:
-    """The largest sample of the sum; full scale is 1."""
-    return max(
-        (float(np.abs(block).max()) for block in _mixed_pieces(pieces, rate_hz, layout)),
-        default=0.0,
-    )
-
-
 def _why_too_loud(piece: SoundPiece) -> str | None:
-    """Why a recording of floats cannot be heard as it is; others have no samples beyond full
+    """Returns why a recording of floats cannot be heard as it is; others cannot exceed full
     scale.
     """
     with open_audio(piece.path) as stream:
-        if not codec_name(stream).startswith("pcm_f"):
-            return None
-        form, _ = _format([piece], codec_name(stream))
-    if _peak([piece], *form) > _MOST_PEAK:
+        codec = codec_name(stream)
+    if not codec.startswith("pcm_f"):
+        return None
+    form = _format_of_sum([piece], codec)
+    if _peak(ChosenSound((piece,), codec, form.rate_hz, form.layout)) > _MOST_PEAK:
         return "it is far above full scale"
     return None
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
+    """Returns why the packets of a recording cannot be copied; None if they can."""
     with open_audio(source) as stream:
         codec = codec_name(stream)  # the decoder's name can differ, as in mp3float
     if codec not in COPIED_CODECS[suffix]:
@@ -288,9 +258,11 @@ def copied_sound(
     *,
     origin_s: Fraction | None = None,
 ) -> TimedPackets:
-    """A stream's packets for its `copy` in an output, at the times of the samples inside;
-    `delay_s`: time of the first sample of the file's first audio stream; `origin_s`: the stamp at
-    time 0, if known.
+    """A stream's packets for its `copy` in an output, at the times of the samples inside.
+
+    Args:
+        delay_s: the time of the first sample of the file's first audio stream.
+        origin_s: the stamp at time 0, if that is known.
     """
     if origin_s is None:
         # Before the first sample come an encoder's delay, and silence that is no recording.
@@ -299,109 +271,68 @@ def copied_sound(
     clock = clock_of(path, stream, next_s=delay_s, origin_s=origin_s)
     rate_hz = stream.codec_context.sample_rate
     time_base = stream.time_base or Fraction(1, rate_hz)
-    last: int | None = None
-    begun = False
-    for packet in guarded(path, stream, cast(InputContainer, stream.container).demux(stream)):
-        begun |= not packet.is_discard
-        if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
-            continue
+    least_stamp: int | None = None
+    for packet in _heard_packets(path, stream):
+        stamp_s = None if packet.pts is None else packet.pts * time_base
         duration_s = (packet.duration or 0) * time_base
-        time_s = clock.advance(None if packet.pts is None else packet.pts * time_base, duration_s)
+        time_s = clock.advance(stamp_s, duration_s)
         # Edit lists hide what was cut off at the start, which not every container and player can.
         if time_s + duration_s <= delay_s - _PRE_ROLL_S:
             continue
         # Stamps with jitter may go back, which muxers refuse; .mp4 and .mov count samples.
         stamp = nearest(time_s, rate_hz)
-        last = packet.pts = packet.dts = stamp if last is None else max(stamp, last + 1)
+        if least_stamp is not None:
+            stamp = max(stamp, least_stamp)
+        least_stamp = stamp + 1
+        packet.pts = stamp
+        packet.dts = stamp
         packet.duration = nearest(duration_s, rate_hz)
         packet.stream = copy
         packet.time_base = Fraction(1, rate_hz)
         yield time_s, packet
 
 
-def _encoded(blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction) -> TimedPackets:
+def _heard_packets(path: Path, stream: AudioStream) -> Iterator["Packet[Any]"]:
+    """The packets of a stream without those that an edit list leaves out at its end."""
+    has_begun = False
+    for packet in guarded(path, stream, cast(InputContainer, stream.container).demux(stream)):
+        has_begun |= not packet.is_discard
+        if packet.size and not (has_begun and packet.is_discard):
+            yield packet
+
+
+def _encoded_blocks(
+    blocks: Iterator[Float32Array], stream: AudioStream, end_s: Fraction
+) -> TimedPackets:
     """Encodes samples from time 0 to `end_s`: float32 `(n, channels)` at the rate of `stream`."""
     rate_hz = stream.codec_context.sample_rate
     position = 0
     for block in blocks:
-        part = block[: max(int(end_s * rate_hz) - position, 0)]
-        if not len(part):
+        samples = block[: max(int(end_s * rate_hz) - position, 0)]
+        if not len(samples):
             break
         # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
         frame = AudioFrame.from_ndarray(
-            part.reshape(1, -1), format="flt", layout=stream.codec_context.layout.name
+            samples.reshape(1, -1), format="flt", layout=stream.codec_context.layout.name
         )
         frame.sample_rate = rate_hz
         frame.pts = position
         frame.time_base = Fraction(1, rate_hz)
         for packet in stream.encode(frame):
             yield Fraction(position, rate_hz), packet
-        position += len(part)
+        position += len(samples)
     for packet in stream.encode(None):
         yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
-def _mixed_pieces(
-    pieces: Sequence[SoundPiece], rate_hz: int, layout: str
-) -> Generator[Float32Array, None, None]:
+def _mixed_pieces(sound: ChosenSound) -> Generator[Float32Array, None, None]:
+    """The sum of all pieces, in blocks `(n, channels)`."""
+    layout = sound.layout
+    rate_hz = sound.rate_hz
     channels = AudioLayout(layout).nb_channels
-    recordings = (
-        sound_blocks(piece.path, audio_frames(piece.path), Mixer(layout, rate_hz))
-        for piece in pieces
-    )
-    tracks = [
-        placed(recording, piece, channels, rate_hz)
-        for recording, piece in zip(recordings, pieces, strict=True)
-    ]
-    return mixed(tracks, channels, rate_hz)
-
-
-def placed(
-    recording: Generator[Float32Array, None, None], piece: SoundPiece, channels: int, rate_hz: int
-) -> Generator[Float32Array, None, None]:
-    """`piece` of its recording, in blocks `(n, channels)` from sample 0 of the output on, with
-    ramps at cuts. The recording's own start and end have no ramp. It is open only while it is
-    heard.
-    """
-    first = nearest(piece.from_s, rate_hz)
-    half = nearest(FADE_S / 2, rate_hz)
-    last = None if piece.to_s is None else nearest(piece.to_s, rate_hz)
-    shift = nearest(piece.at_s, rate_hz) - first
-    start = max(first - half, 0, -shift)
-    end = None if last is None else last + half
-    yield from silent_blocks(start + shift, channels, rate_hz)
-    at = 0
-    with closing(recording):
-        for block in recording:
-            if end is not None and at >= end:
-                return
-            kept = block[max(start - at, 0) : None if end is None else end - at]
-            positions = np.arange(len(kept)) + max(start, at)
-            at += len(block)
-            gain = np.ones(len(kept), np.float32)
-            if first:
-                gain *= _ramp(positions - first, half)
-            if last is not None:
-                gain *= 1 - _ramp(positions - last, half)
-            if len(kept):
-                yield kept * gain[:, None]
-
-
-def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Float32Array:
-    """0 to 1 from `-half` to `half` samples around a cut."""
-    return np.clip((offsets + half + 0.5) / (2 * half), 0, 1).astype(np.float32)
-
-
-def mixed(
-    tracks: Sequence[Generator[Float32Array, None, None]], channels: int, rate_hz: int
-) -> Generator[Float32Array, None, None]:
-    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`."""
-    with ExitStack() as opened:
-        count = nearest(_BLOCK_S, rate_hz)
-        none = np.zeros((0, channels), np.float32)
-        players = [regrouped(opened.enter_context(closing(track)), count) for track in tracks]
-        for parts in zip_longest(*players, fillvalue=none):
-            total = np.zeros((max(map(len, parts)), channels), np.float32)
-            for part in parts:
-                total[: len(part)] += part
-            yield total
+    tracks = list[Generator[Float32Array, None, None]]()
+    for piece in sound.pieces:
+        frames = audio_frames(piece.path)
+        recording = sound_blocks(piece.path, frames, Mixer(layout, rate_hz))
+        tracks.append(place_piece(recording, piece, channels, rate_hz))
+    return mix_tracks(tracks, channels, rate_hz)

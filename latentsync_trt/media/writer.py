@@ -1,13 +1,9 @@
-"""Video output: encoded once, with its sound; the file appears only when it is complete. Copies for
-browsers.
-"""
+"""Video output: encoded once, with its sound; the file appears only when it is complete."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from itertools import chain
 from math import lcm
 from pathlib import Path
@@ -17,7 +13,7 @@ from typing import Self
 import av
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.errors import InferenceError, InputError, NoFaceError, OutOfMemory, OutputError
+from latentsync_trt.errors import InferenceError, NoFaceError, OutOfMemory, OutputError
 from latentsync_trt.files import (
     KEPT_NAME,
     end_of_links,
@@ -26,90 +22,67 @@ from latentsync_trt.files import (
     work_folder,
 )
 from latentsync_trt.media.contents import Contents
-from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.encoders import VideoEncoder
-from latentsync_trt.media.files import codec_name, open_input, writing
+from latentsync_trt.media.files import writing
 from latentsync_trt.media.losses import losses
 from latentsync_trt.media.muxing import assemble
 from latentsync_trt.media.parts import FinishedParts, PartWriter, ResumeRequest, part_of
-from latentsync_trt.media.pictures import PictureMaker, picture_info, small_rgb
-from latentsync_trt.media.playback import HELD_S, Playback
-from latentsync_trt.media.reader import delays_of, is_same_file, probe, read_frames
-from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, SoundPiece, choose_sound
+from latentsync_trt.media.pictures import PictureMaker, picture_info
+from latentsync_trt.media.sound_pieces import SoundPiece
+from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, choose_sound
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.paths import check_file_to_write, check_free
 from latentsync_trt.stopping import delayed
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
-SUFFIXES = (".mp4", ".mov", ".mkv")
 _NEAR_LOSSLESS_CRF = 10
 
-# After which the same command may succeed: Ctrl-C, a lack of memory, a lost GPU, a full disk.
 _CAN_GO_ON = (KeyboardInterrupt, OutOfMemory, InferenceError, OutputError)
+"""Errors after which the same command may succeed: Ctrl-C, a lack of memory, a lost GPU, a full
+disk.
+"""
 _FINE_PER_S = 600
-
-_PREVIEW_PX = 720
-_UNSEEN_S = Fraction(1, 100)
-"""By which pictures beside each other may be apart: less than half the period of any."""
-_PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
-
-# By FFmpeg's name of the container, what all browsers play; they take WebM for Matroska, but not
-# H.264 in it.
-_BROWSER_CODECS = {"mov": ("h264", "av1", "vp9"), "matroska": ("vp8", "vp9", "av1")}
-_BROWSER_FORMATS = "yuv420p", "yuvj420p"
-_BROWSER_SOUNDS = "aac", "mp3", "opus", "vorbis", "flac"
+"""Units of time in a second with which no picture is visibly early or late."""
 
 
-def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
-    """Checks that `output` can be written, before any work is done: `InputError` if it is none of
-    `SUFFIXES`, one of the `inputs`, or not to be replaced; `OutputError` if the system does not let
-    it be written.
-    """
-    suffix = output.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(
-            f"{output}: cannot write {suffix or 'a file without extension'}; "
-            f"use {', '.join(SUFFIXES)}"
-        )
-    try:
-        check_file_to_write(output)
-        protected = output.exists() and not (output.is_file() and os.access(output, os.W_OK))
-    except InputError as error:
-        raise OutputError(str(error), usage=True) from error
-    except OSError as error:  # the system refuses the name, for example as too long
-        raise OutputError(f"{output}: cannot be written: {error.strerror}", usage=True) from error
-    if protected:
-        raise OutputError(
-            f"{output}: is write-protected, a device or a pipe; choose another name", usage=True
-        )
-    if any(is_same_file(output, source) for source in inputs):
-        raise InputError(f"{output}: is also an input; choose another name for the output")
-    check_free(output, overwrite=overwrite)
+@dataclass(frozen=True, slots=True)
+class FileExtras:
+    """What a file holds besides its pictures."""
+
+    sound: tuple[SoundPiece, ...] = ()
+    """The pieces whose sum is the sound; none for silence."""
+    source: Path | None = None
+    """A file whose other audio tracks, subtitles, chapters and tags are kept."""
+    source_delay_s: Fraction = Fraction(0)
+    """When the first picture of `source` is shown in the output."""
+    mark: bool = False
+    """Whether the file says that AI changed the picture."""
+    sign: Callable[[Path], tuple[str, ...]] | None = None
+    """Called with the complete file; returns notices."""
 
 
 class VideoWriter:
     """Writes frames at their own times; the file appears when the block ends without an error.
 
-    Meanwhile the picture lies in parts in a folder beside `output`. With `work`, that folder is
+    Meanwhile the picture lies in parts in a folder beside `output`. With `resume`, that folder is
     kept where the block ends with an error, or its process is killed, once a part is closed; the
-    next run can go on there. `notices`: what the output cannot preserve, and what is done with an
-    interrupted run. `frames_done`: frames that such a run has finished; `write` ignores those of a
-    lower index. `paint_from`: see `FinishedParts`.
+    next run can go on there.
+
+    Attributes:
+        notices: what the output cannot preserve, and what is done with an interrupted run.
+        frames_done: frames that such a run has finished; `write` ignores those of a lower index.
+        paint_from: the index of the first frame to paint, see `FinishedParts`.
+        end_s: when the last frame ends.
 
     Args:
-        output: .mp4, .mov or .mkv. info: the source, for which `encoder` is made. Stamps are
-            written in its `time_base`, by default at the model's rate. sound: the sum of pieces;
-            none for silence.
-        others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the
-            source. Its first picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file;
-            returns notices.
+        output: .mp4, .mov or .mkv.
+        info: the source, for which `encoder` is made. Stamps are written in its `time_base`, by
+            default at the model's rate.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.
-        OutputError: the file cannot be written, or the encoder does not open. MediaError: an input
-            cannot be read.
+        OutputError: the file cannot be written, or the encoder does not open.
+        MediaError: an input cannot be read.
     """
 
     def __init__(
@@ -117,64 +90,61 @@ class VideoWriter:
         output: Path,
         info: VideoInfo,
         encoder: VideoEncoder,
-        sound: tuple[SoundPiece, ...] = (),
-        others: Path | None = None,
-        *,
-        others_delay_s: Fraction = Fraction(0),
-        work: ResumeRequest | None = None,
-        mark: bool = False,
-        sign: Callable[[Path], tuple[str, ...]] | None = None,
+        extras: FileExtras = FileExtras(),
+        resume: ResumeRequest | None = None,
     ) -> None:
         suffix = output.suffix.lower()
-        lossless = encoder.codec in LOSSLESS_WITH
-        if sound:
-            chosen = choose_sound(sound, suffix, lossless=lossless)
-        else:
-            chosen = ChosenSound(())
-        origin_s = (info.start_s or Fraction(0)) - others_delay_s
+        sound = ChosenSound(())
+        if extras.sound:
+            lossless = encoder.codec in LOSSLESS_WITH
+            sound = choose_sound(extras.sound, suffix, lossless=lossless)
+        origin_s = (info.start_s or Fraction(0)) - extras.source_delay_s
         self.output = output
-        self._work = work
-        self._sign = sign
-        self._contents = Contents(suffix, encoder, info, chosen, others, origin_s, mark)
+        self._resume = resume
+        self._sign = extras.sign
+        self._contents = Contents(
+            suffix, encoder, info, sound, extras.source, origin_s, extras.mark
+        )
         self._maker = PictureMaker(info, encoder)
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
-        # Finer where pictures held at the model's rate would be rounded visibly.
-        self._finished = FinishedParts({}, per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS))
+        if per_s < _FINE_PER_S:  # pictures held at the model's rate would be rounded visibly
+            per_s = lcm(per_s, MODEL_FPS)
+        self._finished = FinishedParts({}, per_s)
         self.notices = tuple(losses(self._contents))
-        if work is not None:
-            self._finished, notices = work.begin(output, self._finished.per_s)
+        if resume is not None:
+            self._finished, notices = resume.begin(output, per_s)
             self.notices += notices
         self.frames_done = self._finished.frames
         self.end_s = self._finished.end_s
         self.paint_from = self._finished.paint_from
         self._part: PartWriter | None = None
-        self._number = -1
+        self._part_number = -1
+        self._last_stamp = -1
         if self.frames_done:
-            self._last = max(self._finished.parts[-1].stamps)
-        else:
-            self._last = -1
+            self._last_stamp = max(self._finished.parts[-1].stamps)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened, writing(self.output):
             place = end_of_links(self.output)
             place.parent.mkdir(parents=True, exist_ok=True)
-            if self._work is None:
-                kept = temporary_folder(place.parent)
+            if self._resume is None:
+                folder = temporary_folder(place.parent)
             else:
-                kept = work_folder(place)
-            self._folder = opened.enter_context(kept)
+                folder = work_folder(place)
+            self._folder = opened.enter_context(folder)
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
             self._cleanup = opened.pop_all()
         return self
 
     def write(self, frame: Frame, patches: Iterable[Patch] = ()) -> None:
+        """Encodes the next frame, in which `patches` replace parts of the picture."""
         if frame.index < self.frames_done:
             return
         number = part_of(frame.time_s)
         stamp = self._stamp(frame.time_s)
         with delayed(), writing(self.output):
-            if self._part is not None and number != self._number:
+            if self._part is not None and number != self._part_number:
                 self._close_part(stamp)
             picture = self._maker.frame(frame, patches)
             if self._part is None:
@@ -184,8 +154,8 @@ class VideoWriter:
                     self._folder, encoder, info, self._finished.time_base, stamp
                 )
             self._part.write(picture, stamp)
-            self._number = number
-            self._last = stamp
+            self._part_number = number
+            self._last_stamp = stamp
             self.end_s = frame.time_s + frame.duration_s
 
     def __exit__(
@@ -206,17 +176,15 @@ class VideoWriter:
             self._cleanup.__exit__(kind, error, trace)
 
     def _stamp(self, time_s: Fraction) -> int:
-        return max(nearest(time_s, self._finished.per_s), self._last + 1)
+        return max(nearest(time_s, self._finished.per_s), self._last_stamp + 1)
 
     def _close_part(self, end: int, *, last: bool = False) -> None:
         if self._part is not None:
-            part = self._part.close(end)
-            self._part, self._finished = (
-                None,
-                replace(self._finished, parts=(*self._finished.parts, part)),
-            )
+            closed = self._part.close(end)
+            self._part = None
+            self._finished = replace(self._finished, parts=(*self._finished.parts, closed))
         # A short clip has nothing to go on with.
-        if self._work is not None and len(self._finished.parts) > (1 if last else 0):
+        if self._resume is not None and len(self._finished.parts) > (1 if last else 0):
             self._finished.write(self._folder)
 
     def _end_part(self, error: BaseException | None) -> None:
@@ -228,7 +196,7 @@ class VideoWriter:
         if part is None:
             return
         replaces = not self._finished.parts and (self._folder / KEPT_NAME).exists()
-        if self._work is not None and isinstance(error, _CAN_GO_ON) and not replaces:
+        if self._resume is not None and isinstance(error, _CAN_GO_ON) and not replaces:
             with contextlib.suppress(av.FFmpegError, OSError):  # `error` says what is wrong
                 self._close_part(self._stamp(self.end_s))
                 return
@@ -270,76 +238,15 @@ def write_pictures(
         raise OutputError(f"{path}: there are no pictures to write")
     period_s = 1 / fps
     height_px, width_px, _ = first.shape
-    info = replace(
-        picture_info(width_px, height_px, rgb=lossless), frames_per_s=fps, time_base=period_s
-    )
+    info = picture_info(width_px, height_px, rgb=lossless)
+    info = replace(info, frames_per_s=fps, time_base=period_s)
+    options = SyncOptions(crf=_NEAR_LOSSLESS_CRF)
     if lossless:
         options = SyncOptions(codec="ffv1")
-    else:
-        options = SyncOptions(crf=_NEAR_LOSSLESS_CRF)
-    sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
-    with VideoWriter(path, info, choose_encoder(options, info), sound) as writer:
+    extras = FileExtras()
+    if audio is not None:
+        extras = FileExtras((SoundPiece(audio, audio_delay_s),))
+    with VideoWriter(path, info, choose_encoder(options, info), extras) as writer:
         for index, rgb in enumerate(chain([first], stream)):
-            writer.write(Frame(index, index * period_s, period_s, index * period_s, rgb, None))
-
-
-def plays(video: Path) -> bool:
-    """Whether all browsers can play a file; raises `MediaError`."""
-    with open_input(video) as container:
-        pictures = container.streams.video
-        sounds = container.streams.audio
-        codecs = [
-            codec
-            for name in container.format.name.split(",")
-            for codec in _BROWSER_CODECS.get(name, ())
-        ]
-        return (
-            bool(pictures)
-            and not is_photo(pictures[0])
-            and codec_name(pictures[0]) in codecs
-            and pictures[0].codec_context.pix_fmt in _BROWSER_FORMATS
-            and all(codec_name(each) in _BROWSER_SOUNDS for each in sounds)
-        )
-
-
-def keeps_time(video: Path, playback: Playback) -> bool:
-    """Whether players show the pictures of a file at the times that `playback` gives them; raises
-    `MediaError`.
-    """
-    info = probe(video)
-    with open_input(video) as container:
-        begins_s = Fraction(container.start_time or 0, av.time_base)
-    if info.start_s is None or info.duration_s is None:
-        return False
-    apart_s = playback.delay_s - (info.start_s - begins_s)
-    ends_s = playback.delay_s + info.duration_s
-    is_extended = playback.duration_s is not None and playback.duration_s > ends_s + HELD_S
-    return abs(apart_s) < _UNSEEN_S and not is_extended
-
-
-def write_preview(video: Path, target: Path, playback: Playback | None = None) -> None:
-    """Writes a small copy for browsers: with the same times and with sound, or silent as `playback`
-    says; raises `LatentSyncError`.
-    """
-    info = probe(video)
-    small_of = partial(small_rgb, info, max_height_px=_PREVIEW_PX)
-    shown = read_frames(video, playback or Playback())
-    frames = (replace(frame, picture=small_of(frame), planes=None) for frame in shown)
-    first = next(frames)
-    height_px, width_px, _ = first.picture.shape
-    small = picture_info(width_px, height_px, rgb=False)
-    small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
-    sound = _sound_beside(video) if playback is None else ()
-    with VideoWriter(target, small, choose_encoder(_PREVIEW, small), sound) as writer:
-        for frame in chain([first], frames):
-            writer.write(frame)
-
-
-def _sound_beside(video: Path) -> tuple[SoundPiece, ...]:
-    """The sound of a file, if it has some, at its time after the first picture."""
-    with open_input(video) as container:
-        has_sound = any(map(codec_name, container.streams.audio[:1]))
-    if not has_sound:
-        return ()
-    delays = delays_of(video, video)
-    return (SoundPiece(video, delays.sound_s - delays.picture_s),)
+            time_s = index * period_s
+            writer.write(Frame(index, time_s, period_s, time_s, rgb, None))

@@ -13,7 +13,7 @@ from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.quantize.calibration_options import CalibrateOptions, CalibrationClip
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FaceFinder, Target

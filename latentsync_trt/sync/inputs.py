@@ -12,9 +12,9 @@ from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.encoder_choice import check_encoder
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import check_file, open_input
+from latentsync_trt.media.output_path import check_output_path
 from latentsync_trt.media.playback import HELD_S, video_stream
 from latentsync_trt.media.reader import probe
-from latentsync_trt.media.writer import check_output_path
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.sound import Sound, sound_of
 from latentsync_trt.types import Enhancer, FaceDetector, Float32Array, VideoInfo

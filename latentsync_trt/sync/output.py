@@ -10,7 +10,7 @@ from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import ResumeRequest
 from latentsync_trt.media.pictures import small_rgb
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.writer import FileExtras, VideoWriter
 from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.pace import Pace
@@ -38,18 +38,16 @@ def open_writer(run: RunContext, timeline: Timeline) -> VideoWriter:
             return ()
         return sign(path, inputs.video, credentials, inputs.output.name)
 
-    depends_on = fingerprint(inputs, run.bundle.folder, run.selection.name)
-    return VideoWriter(
-        inputs.output,
-        info,
-        inputs.encoder,
+    extras = FileExtras(
         soundtrack_of(inputs.sound, timeline.span),
         inputs.video,
-        others_delay_s=inputs.sound.picture_delay_s,
-        work=ResumeRequest(depends_on, inputs.options.resume),
+        inputs.sound.picture_delay_s,
         mark=inputs.options.mark,
         sign=sign_output,
     )
+    depends_on = fingerprint(inputs, run.bundle.folder, run.selection.name)
+    resume = ResumeRequest(depends_on, inputs.options.resume)
+    return VideoWriter(inputs.output, info, inputs.encoder, extras, resume)
 
 
 def write_frames(

@@ -11,7 +11,7 @@ from latentsync_trt.audio.encoder import Plan, SpeechStream, plan_of
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.mixer import Mixer
-from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.types import Float32Array
 

@@ -12,7 +12,7 @@ from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.playback import Playback, notices_of_length, short_number
-from latentsync_trt.media.soundtrack import SoundPiece, spliced
+from latentsync_trt.media.sound_pieces import SoundPiece, splice
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import OpenSpeech
@@ -153,4 +153,4 @@ def soundtrack_of(sound: Sound, span: Span) -> tuple[SoundPiece, ...]:
         speech = (sound.mix,)
     if speech == (sound.video_sound,) or span == Span():
         return speech
-    return spliced(sound.video_sound, speech, span.start_s, span.end_s)
+    return splice(sound.video_sound, speech, span.start_s, span.end_s)

@@ -19,7 +19,7 @@ from latentsync_trt.face.track_file import Tracks, save_tracks
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.media.audio import open_audio
 from latentsync_trt.media.playback import Playback
-from latentsync_trt.media.writer import keeps_time, plays, write_preview
+from latentsync_trt.media.previews import keeps_time, plays, write_preview
 from latentsync_trt.serve.admission import Form, Limits
 from latentsync_trt.serve.checks import Pool, check_media, check_search
 from latentsync_trt.serve.jobs import JobStatus

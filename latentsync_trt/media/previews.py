@@ -1,0 +1,90 @@
+"""Copies of videos for browsers, and which videos need none."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.media.decoding import is_photo
+from latentsync_trt.media.encoder_choice import choose_encoder
+from latentsync_trt.media.files import codec_name, open_input
+from latentsync_trt.media.pictures import picture_info, small_rgb
+from latentsync_trt.media.playback import HELD_S, Playback
+from latentsync_trt.media.reader import delays_of, probe, read_frames
+from latentsync_trt.media.sound_pieces import SoundPiece
+from latentsync_trt.media.writer import FileExtras, VideoWriter
+
+_PREVIEW_PX = 720
+_UNSEEN_S = Fraction(1, 100)
+"""By which pictures beside each other may be apart: less than half the period of any."""
+_PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
+
+_BROWSER_CODECS = {"mov": ("h264", "av1", "vp9"), "matroska": ("vp8", "vp9", "av1")}
+"""What all browsers play, by FFmpeg's name of the container; they take WebM for Matroska, but not
+H.264 in it.
+"""
+_BROWSER_FORMATS = ("yuv420p", "yuvj420p")
+_BROWSER_SOUNDS = ("aac", "mp3", "opus", "vorbis", "flac")
+
+
+def plays(video: Path) -> bool:
+    """Whether all browsers can play a file; raises `MediaError`."""
+    with open_input(video) as container:
+        pictures = container.streams.video
+        if not pictures or is_photo(pictures[0]):
+            return False
+        codecs = set[str]()
+        for name in container.format.name.split(","):
+            codecs.update(_BROWSER_CODECS.get(name, ()))
+        return (
+            codec_name(pictures[0]) in codecs
+            and pictures[0].codec_context.pix_fmt in _BROWSER_FORMATS
+            and all(codec_name(each) in _BROWSER_SOUNDS for each in container.streams.audio)
+        )
+
+
+def keeps_time(video: Path, playback: Playback) -> bool:
+    """Whether players show the pictures of a file at the times that `playback` gives them; raises
+    `MediaError`.
+    """
+    info = probe(video)
+    with open_input(video) as container:
+        begins_s = Fraction(container.start_time or 0, av.time_base)
+    if info.start_s is None or info.duration_s is None:
+        return False
+    apart_s = playback.delay_s - (info.start_s - begins_s)
+    ends_s = playback.delay_s + info.duration_s
+    is_extended = playback.duration_s is not None and playback.duration_s > ends_s + HELD_S
+    return abs(apart_s) < _UNSEEN_S and not is_extended
+
+
+def write_preview(video: Path, target: Path, playback: Playback | None = None) -> None:
+    """Writes a small copy for browsers: with the same times and with sound, or silent and with the
+    times of `playback`; raises `LatentSyncError`.
+    """
+    info = probe(video)
+    extras = FileExtras(_sound_beside(video) if playback is None else ())
+    writer: VideoWriter | None = None
+    with ExitStack() as opened:
+        for frame in read_frames(video, playback or Playback()):
+            rgb = small_rgb(info, frame, max_height_px=_PREVIEW_PX)
+            if writer is None:
+                height_px, width_px, _ = rgb.shape
+                small = picture_info(width_px, height_px, rgb=False)
+                small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
+                encoder = choose_encoder(_PREVIEW, small)
+                writer = opened.enter_context(VideoWriter(target, small, encoder, extras))
+            writer.write(replace(frame, picture=rgb, planes=None))
+
+
+def _sound_beside(video: Path) -> tuple[SoundPiece, ...]:
+    """Returns the sound of a file, if it has some, at its time after the first picture."""
+    with open_input(video) as container:
+        has_sound = any(map(codec_name, container.streams.audio[:1]))
+    if not has_sound:
+        return ()
+    delays = delays_of(video, video)
+    return (SoundPiece(video, delays.sound_s - delays.picture_s),)
