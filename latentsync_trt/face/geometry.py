@@ -206,7 +206,7 @@ def roll_deg(face: Face) -> float:
     return degrees(atan2(right_y - left_y, right_x - left_x))
 
 
-def turn(points: Float32Array | Float64Array) -> Float64Array:
+def turned_aside(points: Float32Array | Float64Array) -> Float64Array:
     """How far faces with `points (…, 3, 2)` look aside: 0 is frontal, 0.5 about 45°: the distance
     of the nose from the middle between the brows, along the brows, in distances between these.
     """

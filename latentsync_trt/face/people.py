@@ -14,9 +14,10 @@ import numpy as np
 
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.active_speaker import MOUTH_VALUES, mouth_of
-from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turn
+from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turned_aside
+from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
-from latentsync_trt.face.tracker import ON_ITS_SIDE, FrameFaces
+from latentsync_trt.face.tracker import FrameFaces
 from latentsync_trt.types import Face, Float64Array, Frame, Interval, Picture, UInt8Array
 
 PORTRAIT_PX = 256
@@ -68,7 +69,7 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
         spans = [span.rows for span in tracks.spans if span.person == number]
         times_s = tuple((float(rows[0, 0]), float(rows[-1, 0])) for rows in spans)
         rows = np.concatenate(spans)
-        frontal = float((turn(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
+        frontal = float((turned_aside(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN).mean())
         height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
         seen_s = sum(end - start for start, end in times_s)
         speaks = tracks.turns_of(number)
@@ -102,7 +103,7 @@ class PeopleCollector:
             _, rows = self.tracks.get(one.track_id, (person, array("d")))
             rows.extend(row)
             self.tracks[one.track_id] = person, rows
-            score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turn(face.points)))
+            score = float(face.box[3] - face.box[1]) / (1 + 4 * float(turned_aside(face.points)))
             if person not in self._portraits or score > _BETTER * self._portraits[person][0]:
                 self._portraits[person] = score, _portrait(picture(), face)
 
