@@ -18,7 +18,7 @@ from latentsync_trt.audio.encoder import (
     SpeechStream,
     encode_audio,
     joined_segments,
-    plan_of,
+    segment_plan,
 )
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.config import AudioSegments
@@ -84,7 +84,7 @@ def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
     whole = smoothed(log_mel(samples)[None])[0]
 
     def wrong(plan_name: AudioSegments) -> list[int]:
-        plan = plan_of(plan_name, lambda: speech_in(SPEECH).spans_s)
+        plan = segment_plan(plan_name, lambda: speech_in(SPEECH).spans_s)
         found = encode_audio(lambda: [samples], smoothed, mel_filters(), plan).features
         assert found.shape == whole.shape
         return np.flatnonzero(np.abs(found - whole)[:, 0, 0] > 1e-4).tolist()
@@ -108,7 +108,7 @@ def test_memory_does_not_grow_with_the_recording() -> None:
     def peak_bytes(minutes: int) -> int:
         block = np.random.default_rng(1).normal(0, 0.1, 60 * SAMPLE_RATE_HZ).astype(np.float32)
         tracemalloc.start()
-        plan = plan_of("joined", lambda: speech_in(SPEECH).spans_s)
+        plan = segment_plan("joined", lambda: speech_in(SPEECH).spans_s)
         with closing(
             SpeechStream(lambda: (block for _ in range(minutes)), wide, mel_filters(), plan)
         ) as stream:

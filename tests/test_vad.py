@@ -14,13 +14,13 @@ from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.audio.vad import (
     AFTER_S,
     BEFORE_S,
-    FADE_S,
     LEAST_PAUSE_S,
+    SPEECH_FADE_S,
     STEP_S,
     Speech,
     VoiceActivity,
     find_speech,
-    spans_of,
+    speech_spans,
     steps_of,
 )
 from latentsync_trt.config import MODEL_FPS, Silence, SyncOptions
@@ -169,12 +169,12 @@ def test_speech_lasts_through_short_dips_and_pauses_and_clicks_are_none() -> Non
     chances = steps(
         (0.1, 1), (0.9, 0.5), dip, (0.9, 0.5), pause, (0.9, 0.5), (0.1, 1), click, (0.1, 1)
     )
-    assert len(spans_of(chances)) == 1
-    start_s, end_s = spans_of(chances)[0]
+    assert len(speech_spans(chances)) == 1
+    start_s, end_s = speech_spans(chances)[0]
     assert abs(start_s - (1 - BEFORE_S)) < STEP_S
     assert abs(end_s - (2.85 + AFTER_S)) < 3 * STEP_S
-    assert len(spans_of(steps((0.9, 1), (0.1, LEAST_PAUSE_S + STEP_S), (0.9, 1)))) == 2
-    assert spans_of(steps((0.2, 1), (0.45, 1), (0.2, 1))) == ()  # never certain
+    assert len(speech_spans(steps((0.9, 1), (0.1, LEAST_PAUSE_S + STEP_S), (0.9, 1)))) == 2
+    assert speech_spans(steps((0.2, 1), (0.45, 1), (0.2, 1))) == ()  # never certain
 
 
 def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> None:
@@ -182,12 +182,14 @@ def test_pauses_become_silent_with_soft_borders_and_speech_stays_as_it_is() -> N
     samples = np.ones(2 * SAMPLE_RATE_HZ, np.float32)
     whole = np.concatenate([*speech.gated([samples])])
     times_s = np.arange(len(samples)) / SAMPLE_RATE_HZ
-    now, later, earlier = (within(times_s + by_s, speech.spans_s) for by_s in (0, FADE_S, -FADE_S))
+    now, later, earlier = (
+        within(times_s + by_s, speech.spans_s) for by_s in (0, SPEECH_FADE_S, -SPEECH_FADE_S)
+    )
     assert (whole[now] == 1).all()
     silent = ~now & ~later & ~earlier
     assert (whole[silent] == 0).all()
     assert silent.mean() > 0.4
-    assert np.abs(np.diff(whole)).max() <= 1.01 / FADE_S / SAMPLE_RATE_HZ
+    assert np.abs(np.diff(whole)).max() <= 1.01 / SPEECH_FADE_S / SAMPLE_RATE_HZ
     pieces: Iterable[Float32Array] = [samples[:7], samples[7:20_000], samples[20_000:]]
     assert np.array_equal(np.concatenate([*speech.gated(pieces)]), whole)
 

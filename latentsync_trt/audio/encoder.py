@@ -30,19 +30,22 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 
 FEATURES_PER_S = 50
-SEGMENT_FEATURES = 30 * FEATURES_PER_S
 
-_MARGIN = 1 * FEATURES_PER_S
-"""Of sound that the encoder sees on both sides of all that is used, except at the recording's
-ends.
+SEGMENT_FEATURES = 30 * FEATURES_PER_S
+"""The features that the encoder returns at once."""
+
+_SEGMENT_MARGIN = 1 * FEATURES_PER_S
+"""The least sound that the encoder sees on both sides of what is used of a segment, except at the
+recording's ends.
 """
 
-_OVERLAP = 10 * FEATURES_PER_S
+_SEGMENT_OVERLAP = 10 * FEATURES_PER_S
+"""The least that consecutive segments have in common."""
 
 FEATURES_PER_FRAME = FEATURES_PER_S // MODEL_FPS
-_BEFORE = 4
-_AFTER = 6
-"""A frame attends to 10 features (200 ms): from 4 before its own position to 5 after it."""
+
+_ATTENDED = np.arange(-4, 6)
+"""The features that a frame attends to, from its own position (200 ms)."""
 
 _MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
 
@@ -50,17 +53,20 @@ SEGMENT_FRAMES = SEGMENT_FEATURES * _MEL_FRAMES_PER_FEATURE
 """Mel frames per input of the encoder: 30 s."""
 
 OpenPieces = Callable[[], Iterable[Float32Array]]
+"""Opens a recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1."""
+
 EncodeMel = Callable[[Float32Array], Float32Array]
+"""The audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The encoder sees `encoded` of the recording, up to `SEGMENT_FEATURES`; `used` are the
-    features taken of it.
-    """
+    """A piece of a recording that the encoder sees at once."""
 
     encoded: range
+    """The features of the recording that it has, up to `SEGMENT_FEATURES`."""
     used: range
+    """Those that are taken from it."""
 
 
 Plan = Callable[[int], Sequence[Segment]]
@@ -68,61 +74,99 @@ Plan = Callable[[int], Sequence[Segment]]
 
 
 def public_segments(total: int) -> list[Segment]:
-    """As the public release cuts `total` features: every 30 s, without overlap."""
-    cuts = [range(start, start + SEGMENT_FEATURES) for start in range(0, total, SEGMENT_FEATURES)]
-    return [Segment(cut, range(cut.start, min(cut.stop, total))) for cut in cuts]
+    """Cuts `total` features as the public release does: every 30 s, without overlap."""
+    segments = []
+    for start in range(0, total, SEGMENT_FEATURES):
+        end = start + SEGMENT_FEATURES
+        segments.append(Segment(range(start, end), range(start, min(end, total))))
+    return segments
 
 
 def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list[Segment]:
-    """Segments of 30 s that overlap by at least 10 s, joined in the longest pause of each overlap,
-    else in its middle.
+    """Cuts `total` features into segments of 30 s that overlap by at least 10 s, joined in the
+    longest pause of each overlap, else in its middle.
 
     A `total` of up to 30 s makes one segment.
 
     Args:
         speech_s: starts and ends of speech in seconds, ascending.
     """
-    length = SEGMENT_FEATURES
-    if total <= length:
+    if total <= SEGMENT_FEATURES:
         return public_segments(total)
-    steps = ceil((total - length) / (length - _OVERLAP))
-    starts = [step * (total - length) // steps for step in range(steps + 1)]
-    silent = [0, *(round(edge_s * FEATURES_PER_S) for span in speech_s for edge_s in span), total]
-    pauses = list(zip(silent[::2], silent[1::2], strict=True))
+    pauses = _pauses(total, speech_s)
+    starts = _segment_starts(total)
     joints = [0]
     for before, after in pairwise(starts):
-        first = max(after + _MARGIN, joints[-1])
-        last = before + length - _MARGIN
-        within = [(max(start, first), min(end, last)) for start, end in pauses]
-        start, end = max(within, key=lambda pause: pause[1] - pause[0])
-        joints.append((start + end) // 2 if start < end else (first + last) // 2)
-    return [
-        Segment(range(start, start + length), range(*used))
-        for start, used in zip(starts, pairwise([*joints, total]), strict=True)
-    ]
+        first = max(after + _SEGMENT_MARGIN, joints[-1])
+        last = before + SEGMENT_FEATURES - _SEGMENT_MARGIN
+        joints.append(_joint(range(first, last), pauses))
+    joints.append(total)
+    segments = []
+    for start, (first, end) in zip(starts, pairwise(joints), strict=True):
+        encoded = range(start, start + SEGMENT_FEATURES)
+        segments.append(Segment(encoded, used=range(first, end)))
+    return segments
 
 
-def plan_of(segments: AudioSegments, speech_s: Callable[[], Iterable[tuple[float, float]]]) -> Plan:
-    """How recordings are cut; `speech_s`, as for `joined_segments`, is called only if there is
-    something to cut.
+def _segment_starts(total: int) -> list[int]:
+    """Returns the evenly spread starts of overlapping segments of a recording."""
+    last = total - SEGMENT_FEATURES
+    count = ceil(last / (SEGMENT_FEATURES - _SEGMENT_OVERLAP))
+    return [number * last // count for number in range(count + 1)]
+
+
+def _pauses(total: int, speech_s: Iterable[tuple[float, float]]) -> list[range]:
+    """Returns what lies between spans of speech, also before the first and after the last."""
+    pauses = []
+    pause_start = 0
+    for start_s, end_s in speech_s:
+        pauses.append(range(pause_start, round(start_s * FEATURES_PER_S)))
+        pause_start = round(end_s * FEATURES_PER_S)
+    pauses.append(range(pause_start, total))
+    return pauses
+
+
+def _joint(overlap: range, pauses: Iterable[range]) -> int:
+    """Returns the middle of the longest pause in an overlap, else the middle of the overlap."""
+    longest = range(0)
+    for pause in pauses:
+        within = range(max(pause.start, overlap.start), min(pause.stop, overlap.stop))
+        if len(within) > len(longest):
+            longest = within
+    chosen = longest or overlap
+    return (chosen.start + chosen.stop) // 2
+
+
+def segment_plan(
+    segments: AudioSegments, speech_s: Callable[[], Iterable[tuple[float, float]]]
+) -> Plan:
+    """Returns how recordings are cut.
+
+    Args:
+        speech_s: returns starts and ends of speech in seconds, ascending; called only if there is
+            something to cut.
     """
     if segments == "public":
         return public_segments
-    return lambda total: joined_segments(total, speech_s() if total > SEGMENT_FEATURES else ())
+
+    def join(total: int) -> list[Segment]:
+        if total <= SEGMENT_FEATURES:
+            return public_segments(total)
+        return joined_segments(total, speech_s())
+
+    return join
 
 
 class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
     Memory does not grow with the length of the recording, which is read twice instead of kept, and
-    is open until `close`. `encoded`: its features in pieces `(n, L, D)`; take either these or
-    `windows`.
+    is open until `close`. Its features are in `encoded`, in pieces `(n, L, D)`; take either these
+    or `windows`.
 
     Args:
-        open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1.
-            Called twice.
-        encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
-        filters: as for `log_power_blocks`.
+        open_pieces: called twice.
+        filters: the mel bands, float32 `(80, 201)`, from `filters_of`.
         plan: how the recording is cut.
 
     Raises:
@@ -148,67 +192,71 @@ class SpeechStream:
 
         for block in log_power_blocks(counted(), filters):
             peak = max(peak, float(block.max()))
-            mel_frames = mel_frames + block.shape[1]
+            mel_frames += block.shape[1]
         if not samples:
             raise InputError("the recording has no samples", usage=False)
         self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
         self._count = mel_frames // _MEL_FRAMES_PER_FEATURE
         blocks = (scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
-        self.encoded = _encoded(blocks, plan(self._count), encode_mel)
+        self.encoded = _encode_segments(blocks, plan(self._count), encode_mel)
         self.close = self.encoded.close
         self._features = np.zeros((0, 0, 0), np.float32)
         self._first = 0
         self._silence = cache(partial(silent_window, encode_mel, peak))
 
     def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
-        """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
+        """Returns the audio windows of video frames at these times in the recording, float32 `(n,
+        10·L, D)`.
 
         The last features repeat within the last frames of the recording; frames before its start
         and after its end get silence. Times may go back by at most 30 s. Raises `InferenceError` if
         the graph fails.
         """
         silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
-        centers = np.array(
-            [floor(time_s * FEATURES_PER_S + Fraction(1, 2)) for time_s in times_s], np.int64
-        )
-        positions = attended_positions(centers, self._count)
+        half = Fraction(1, 2)
+        centers = [floor(time_s * FEATURES_PER_S + half) for time_s in times_s]
+        positions = attended_positions(np.array(centers, np.int64), self._count)
         while self._first + len(self._features) <= positions.max():
-            newest = next(self.encoded)
-            if len(self._features):
-                kept = self._features[-SEGMENT_FEATURES:]
-            else:
-                kept = newest[:0]
-            self._first += len(self._features) - len(kept)
-            self._features = np.concatenate([kept, newest])
+            self._encode_next()
         features = self._features[positions - self._first]
         windows: Float32Array = features.reshape(len(positions), -1, features.shape[-1])
         if silent.any():
             windows[silent] = self._silence()
         return windows
 
+    def _encode_next(self) -> None:
+        newest = next(self.encoded)
+        if len(self._features):
+            earlier = self._features[-SEGMENT_FEATURES:]
+        else:
+            earlier = newest[:0]
+        self._first += len(self._features) - len(earlier)
+        self._features = np.concatenate([earlier, newest])
+
 
 def silent_window(encode_mel: EncodeMel, peak: float) -> Float32Array:
-    """What a frame in silence attends to, float32 `(10·L, D)`, as quiet as the quietest moment of a
-    recording with the maximum `peak` could be.
+    """Returns what a frame in silence attends to, float32 `(10·L, D)`, as quiet as the quietest
+    moment of a recording with the maximum `peak` could be.
     """
     power = np.full((1, MEL_BANDS, SEGMENT_FRAMES), SILENT_LOG_POWER, np.float32)
     features = encode_mel(scaled(power, peak))[0]
     middle = len(features) // 2
-    return features[middle : middle + _BEFORE + _AFTER].reshape(-1, features.shape[-1]).copy()
+    attended = features[middle : middle + len(_ATTENDED)]
+    return attended.reshape(-1, features.shape[-1]).copy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioFeatures:
-    """Encoded speech.
-
-    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S,
-    D)` float32: what video frame i attends to, n = ceil(duration × 25), S = 10·L tokens.
-    `duration_s`: length of the recording.
-    """
+    """Encoded speech."""
 
     features: Float32Array
+    """Hidden states of the audio encoder, 50 per second, float32 `(T, L, D)`."""
     windows: Float32Array
+    """What each video frame attends to, float32 `(n, S, D)`: n = ceil(duration × 25), S = 10·L
+    tokens.
+    """
     duration_s: Fraction
+    """The length of the recording."""
 
 
 def encode_audio(
@@ -217,28 +265,29 @@ def encode_audio(
     filters: Float32Array,
     plan: Plan = public_segments,
 ) -> AudioFeatures:
-    """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
+    """Returns features and windows of a whole recording; arguments and errors are those of
+    `SpeechStream`.
+    """
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         features = np.concatenate(list(stream.encoded), dtype=np.float32)
     frames = np.arange(ceil(stream.duration_s * MODEL_FPS))
     attended = features[attended_positions(FEATURES_PER_FRAME * frames, len(features))]
-    return AudioFeatures(
-        features, attended.reshape(len(frames), -1, features.shape[2]), stream.duration_s
-    )
+    windows = attended.reshape(len(frames), -1, features.shape[2])
+    return AudioFeatures(features, windows, stream.duration_s)
 
 
 def attended_positions(centers: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Indices of the features around `centers (n,)`, `(n, 10)`: 4 before to 5 after each, clipped
-    to the `total`.
+    """Returns the indices of the features around `centers (n,)`, `(n, 10)`: 4 before to 5 after
+    each, clipped to the `total`.
     """
-    return np.clip(centers[:, None] + np.arange(-_BEFORE, _AFTER), 0, total - 1)
+    return np.clip(centers[:, None] + _ATTENDED, 0, total - 1)
 
 
-def _encoded(
+def _encode_segments(
     blocks: Iterator[Float32Array], segments: Sequence[Segment], encode_mel: EncodeMel
 ) -> Generator[Float32Array, None, None]:
-    """What is used of each segment, `(n, L, D)`; their spectrogram `(80, k)` is padded with zeros
-    to 3000 frames.
+    """Yields what is used of each segment, `(n, L, D)`; its spectrogram `(80, k)` is padded with
+    zeros to 3000 frames.
     """
     held = np.zeros((MEL_BANDS, 0), np.float32)
     first = 0
@@ -247,8 +296,12 @@ def _encoded(
         size = len(segment.encoded) * _MEL_FRAMES_PER_FEATURE
         held = held[:, start * _MEL_FRAMES_PER_FEATURE - first :]
         first = start * _MEL_FRAMES_PER_FEATURE
-        while held.shape[1] < size and (block := next(blocks, None)) is not None:
+        while held.shape[1] < size:
+            block = next(blocks, None)
+            if block is None:
+                break
             held = np.concatenate([held, block], axis=1)
         mel = held[:, :size]
-        features = encode_mel(np.pad(mel, ((0, 0), (0, SEGMENT_FRAMES - mel.shape[1])))[None])[0]
+        padded = np.pad(mel, ((0, 0), (0, SEGMENT_FRAMES - mel.shape[1])))
+        features = encode_mel(padded[None])[0]
         yield features[segment.used.start - start : segment.used.stop - start]

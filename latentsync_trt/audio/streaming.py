@@ -7,8 +7,6 @@ recording's maximum, by which Whisper scales its input, is not known: the highes
 place. Not thread-safe.
 """
 
-from collections import deque
-
 import numpy as np
 
 from latentsync_trt.audio.encoder import (
@@ -20,7 +18,7 @@ from latentsync_trt.audio.encoder import (
     silent_window,
 )
 from latentsync_trt.audio.mel import (
-    FFT,
+    HALF_FFT,
     HOP,
     MEL_BANDS,
     MEL_FRAMES_PER_S,
@@ -49,29 +47,35 @@ harm.
 """
 
 _LONG = 15 * MODEL_FPS
+"""Video frames after which a segment ends in the next pause."""
+
 _MOST = SEGMENT_FRAMES * HOP // HEARD - AHEAD // HEARD - 1
+"""The most video frames of a segment."""
+
 _GAP = 1 * MODEL_FPS
-"""After a longer silence a new segment begins."""
+"""Video frames of silence that a segment may have; after a longer one a new segment begins."""
 
 _PAUSE = 5
-"""Frames of silence in which a long segment may end."""
+"""Video frames of silence in which a long segment may end."""
 
-_KEPT = 10 * MODEL_FPS
-"""Least of a segment that is cut because it is full: features change least far from its start."""
+_LEAST_KEPT = 10 * MODEL_FPS
+"""The fewest video frames that are kept of a segment that is cut because it is full: features
+change least far from its start.
+"""
 
-QUIET_DB = -40.0
-"""A frame so much softer than the loudest one is a pause."""
+PAUSE_DB = -40.0
+"""How much softer than the loudest video frame one is in a pause."""
 
-_HALF = FFT // 2
-_NOTHING = 1e-10
+_LEAST_LOUDEST = 1e-10
+"""The power that the loudest frame has before one was heard: above that of silence."""
 
 
 class StreamingAudioEncoder:
-    """Audio windows of the frames of a session.
+    """Encodes the speech of a session, into the audio windows of its frames.
 
     Args:
-        encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
-        filters: as for `log_power`. frames: F, those of a window.
+        filters: the mel bands, float32 `(80, 201)`, from `filters_of`.
+        frames: F, those of a window.
     """
 
     def __init__(self, encode_mel: EncodeMel, filters: Float32Array, frames: int) -> None:
@@ -80,8 +84,8 @@ class StreamingAudioEncoder:
         self._frames = frames
         self._silence = silent_window(encode_mel, _FIRST_PEAK)
         self._peak = _FIRST_PEAK
-        self._loudest = _NOTHING
-        self._past: deque[tuple[int, Float32Array]] = deque(maxlen=frames)
+        self._loudest = _LEAST_LOUDEST
+        self._past: dict[int, Float32Array] = {}
         self.segments = 0
         self._begin(0, np.zeros(0, np.float32))
 
@@ -96,11 +100,13 @@ class StreamingAudioEncoder:
         return len(self._samples) // HEARD
 
     def windows(self, at: int, heard: Float32Array, ahead: Float32Array) -> Float32Array:
-        """Audio windows of the F frames that end with the newest, float32 `(F, S, D)`.
+        """Returns the audio windows of the F frames that end with the newest, float32 `(F, S, D)`.
 
         Args:
-            at: number of the first new frame; frames between the last call's and this are silent.
-            heard: samples of the new ones, 640 each. ahead: what follows, of any length.
+            at: the number of the first new frame; frames between the last call's and this are
+                silent.
+            heard: samples of the new frames, 640 each.
+            ahead: samples that follow, any number.
         """
         gap = at - (self._first + self._held)
         if gap < 0 or gap > _GAP or not self._held or (gap and self._held > _LONG):
@@ -110,36 +116,37 @@ class StreamingAudioEncoder:
         self._make_room(at)
         features = self._features(ahead)
         end = at + len(heard) // HEARD
-        past = dict(self._past)
-        frames = range(end - self._frames, end)
-        centers = np.array(
-            [FEATURES_PER_FRAME * max(frame - self._first, 0) for frame in frames], np.int64
-        )
-        attended = features[attended_positions(centers, len(features))].reshape(
-            len(frames), *self._silence.shape
-        )
-        for place, frame in enumerate(frames):
+        frames = np.arange(end - self._frames, end)
+        centers = FEATURES_PER_FRAME * np.maximum(frames - self._first, 0)
+        attended = features[attended_positions(centers, len(features))]
+        windows = attended.reshape(len(frames), *self._silence.shape)
+        numbers = frames.tolist()
+        for index, frame in enumerate(numbers):
             if frame < self._first:
-                attended[place] = past.get(frame, self._silence)
-        self._past = deque(zip(frames, attended, strict=True), maxlen=self._frames)
-        return attended
+                windows[index] = self._past.get(frame, self._silence)
+        self._past = dict(zip(numbers, windows, strict=True))
+        return windows
 
     def _features(self, ahead: Float32Array) -> Float32Array:
-        """Of the segment so far and what follows, float32 `(T, L, D)`."""
+        """Returns the features of the segment so far and of what follows, float32 `(T, L, D)`."""
+        mel = self._spectrogram(np.concatenate([self._samples, ahead[:AHEAD]]))
+        self._mel = mel[:, : (len(self._samples) - HALF_FFT) // HOP + 1]
+        reflected = min(_REFLECTED, mel.shape[1] - 1)
+        continued = np.pad(mel, ((0, 0), (0, reflected)), "reflect")[:, :SEGMENT_FRAMES]
+        missing = SEGMENT_FRAMES - continued.shape[1]
+        padded = np.pad(scaled(continued, self._peak), ((0, 0), (0, missing)))
+        count = mel.shape[1] * FEATURES_PER_S // MEL_FRAMES_PER_S
+        return self._encode_mel(padded[None])[0][:count]
+
+    def _spectrogram(self, samples: Float32Array) -> Float32Array:
+        """Returns the log power of a segment's samples, of which the first frames are there
+        already.
+        """
         start = self._mel.shape[1]
-        samples = np.concatenate([self._samples, ahead[:AHEAD]])
-        padded = np.pad(samples, (_HALF, 0), "reflect")[start * HOP :]
+        padded = np.pad(samples, (HALF_FFT, 0), "reflect")[start * HOP :]
         new = log_power(padded, self._filters)
         self._peak = max(self._peak, float(new.max()))
-        mel = np.concatenate([self._mel, new], axis=1)[:, :SEGMENT_FRAMES]
-        self._mel = mel[:, : (len(self._samples) - _HALF) // HOP + 1]
-        reflected = np.pad(mel, ((0, 0), (0, min(_REFLECTED, mel.shape[1] - 1))), "reflect")[
-            :, :SEGMENT_FRAMES
-        ]
-        shown = np.pad(
-            scaled(reflected, self._peak), ((0, 0), (0, SEGMENT_FRAMES - reflected.shape[1]))
-        )
-        return self._encode_mel(shown[None])[0][: mel.shape[1] * FEATURES_PER_S // MEL_FRAMES_PER_S]
+        return np.concatenate([self._mel, new], axis=1)[:, :SEGMENT_FRAMES]
 
     def _make_room(self, at: int) -> None:
         """Begins a new segment in the pause before frame `at`, or in the quietest one if this one
@@ -148,15 +155,14 @@ class StreamingAudioEncoder:
         powers = np.square(self._samples.reshape(-1, HEARD), dtype=np.float64).mean(axis=1)
         self._loudest = max(self._loudest, float(powers.max()))
         before = at - self._first
-        cut = 0
-        if (
-            before > _LONG
-            and (powers[before - _PAUSE : before] < self._loudest * 10 ** (QUIET_DB / 10)).all()
-        ):
+        quiet = self._loudest * 10 ** (PAUSE_DB / 10)
+        if before > _LONG and powers[before - _PAUSE : before].max() < quiet:
             cut = before - _PAUSE
         elif self._held > _MOST:
-            means = np.convolve(powers[: self._held - _KEPT], np.ones(_PAUSE), "valid")
-            start = self._held - 2 * _KEPT
-            cut = start + int(means[start:].argmin())
+            start = self._held - 2 * _LEAST_KEPT
+            sums = np.convolve(powers[: self._held - _LEAST_KEPT], np.ones(_PAUSE), "valid")
+            cut = start + int(sums[start:].argmin())
+        else:
+            cut = 0
         if cut:
             self._begin(self._first + cut, self._samples[cut * HEARD :])

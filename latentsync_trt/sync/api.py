@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from latentsync_trt.audio.encoder import AudioFeatures, encode_audio, plan_of
+from latentsync_trt.audio.encoder import AudioFeatures, encode_audio, segment_plan
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle, manifest_sha256, resolution_of
@@ -142,7 +142,7 @@ class LipSync:
                 return model.audio_encoder(mel)
 
         with self._slot.entered("encode_audio"):
-            plan = plan_of(segments, lambda: speech_in(recording).spans_s)
+            plan = segment_plan(segments, lambda: speech_in(recording).spans_s)
             return encode_audio(
                 partial(read_audio_blocks, recording),
                 encode_mel,

@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from latentsync_trt.audio.encoder import Plan, SpeechStream, plan_of
+from latentsync_trt.audio.encoder import Plan, SpeechStream, segment_plan
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.mixer import Mixer
@@ -102,7 +102,7 @@ def _plan(options: SyncOptions, find: "Callable[[], Speech]") -> Plan:
     def spans_s() -> tuple[tuple[float, float], ...]:
         return find().spans_s
 
-    return plan_of(options.audio_segments, spans_s)
+    return segment_plan(options.audio_segments, spans_s)
 
 
 class _Reader:
