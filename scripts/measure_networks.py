@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -29,11 +29,11 @@ import rich_click as click
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.bench.rows import Row, bundle_facts, environment, write_rows
+from latentsync_trt.bench.rows import BenchRow, bundle_facts, environment, write_rows
 from latentsync_trt.bench.run import Setting, settings_for
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import HIDDEN, SIZE_STEPS, STEP_GRAPHS, Bundle, DimensionRange
-from latentsync_trt.cli.options import build, bundle_option, options_from
+from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import NoFaceError
@@ -74,46 +74,55 @@ _DEVIATION = 0.02
 _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureRequest:
+    bundle: str | None = flags.bundle_option()
+    providers: tuple[str, ...] = flags.command_field(
+        ("auto",), "", names=("--provider",), choices=PROVIDER_CHOICES, several=True
+    )
+    presets: tuple[PresetName, ...] = flags.command_field(
+        tuple(PRESETS), "", names=("--preset",), several=True
+    )
+    scenario: tuple[str, ...] = flags.command_field(
+        ("graph", "loop"), "", choices=tuple(REPETITIONS), several=True
+    )
+    runs: int | None = flags.command_field(None, "Timed runs.  [default: 5 of a loop, else 20]")
+    warm_up: int | None = flags.command_field(
+        None, "Runs before those.  [default: 1 of a loop, else 3]"
+    )
+    eager: bool = flags.command_field(False, "Leave out torch.compile, which takes minutes.")
+    video: Path | None = flags.command_field(None, "")
+    audio: Path | None = flags.command_field(None, "")
+    out: Path = flags.command_field(None, "", required=True)
+    sync: SyncOptions = flags.options_of(groups=(QUALITY,), leave_out=("preset",))
+    runtime: RuntimeOptions = flags.options_of(leave_out=("build", "verify"))
+
+
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@bundle_option
-@click.option("--provider", multiple=True, type=click.Choice(PROVIDER_CHOICES), default=("auto",))
-@click.option(
-    "--preset", "presets", multiple=True, type=click.Choice(list(PRESETS)), default=tuple(PRESETS)
-)
-@click.option(
-    "--scenario", multiple=True, type=click.Choice(list(REPETITIONS)), default=("graph", "loop")
-)
-@click.option("--runs", type=int, help="Timed runs.  [default: 5 of a loop, else 20]")
-@click.option("--warm-up", type=int, help="Runs before those.  [default: 1 of a loop, else 3]")
-@click.option("--eager", is_flag=True, help="Leave out torch.compile, which takes minutes.")
-@click.option("--video", type=Path)
-@click.option("--audio", type=Path)
-@click.option("--out", type=Path, required=True)
-@options_from(SyncOptions, groups=(QUALITY,), leave_out=("preset",))
-@options_from(RuntimeOptions, leave_out=("build", "verify"))
-def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -> None:
+@flags.takes(MeasureRequest)
+def main(request: MeasureRequest) -> None:
     """Writes all rows so far after each one."""
-    runs = given["runs"]
-    warm_up = given["warm_up"]
-    loaded = Bundle.load(find_bundle(bundle)[0])
-    runtime = build(RuntimeOptions, given)
-    sync = build(SyncOptions, given)
-    presets = {name: replace(sync, preset=name) for name in given["presets"]}
-    settings = settings_for(loaded, runtime, sync, given["provider"], say)
+    runs = request.runs
+    warm_up = request.warm_up
+    loaded = Bundle.load(find_bundle(request.bundle)[0])
+    runtime = request.runtime
+    sync = request.sync
+    presets = {name: replace(sync, preset=name) for name in request.presets}
+    settings = settings_for(loaded, runtime, sync, request.providers, say)
     facts = environment(
         sys.argv, [setting.selection.name for setting in settings], runtime.one_device
     )
     about = bundle_facts(loaded.manifest, settings[0].resolution_px)
-    rows = list[Row]()
+    rows = list[BenchRow]()
     with temporary_folder() as folder:
-        clip = choose_clip(given["video"], given["audio"], folder)
+        clip = choose_clip(request.video, request.audio, folder)
         measures = {
             "graph": _graphs,
             "loop": partial(_loops, presets=presets, clip=clip),
-            "pytorch": partial(_pytorch, compiled=not given["eager"]),
+            "pytorch": partial(_pytorch, compiled=not request.eager),
         }
         for setting in settings:
-            for name in scenario:
+            for name in request.scenario:
                 usual = REPETITIONS[name]
                 repeats = (
                     usual[0] if runs is None else runs,
@@ -121,7 +130,7 @@ def main(bundle: str | None, out: Path, scenario: Sequence[str], **given: Any) -
                 )
                 for row in measures[name](replace(setting, runs=repeats[0], warm_up=repeats[1])):
                     rows.append(row)
-                    write_rows(out, facts, about, rows)
+                    write_rows(request.out, facts, about, rows)
                     print(
                         f"{row.scenario} {row.case} {row.preset or ''}: "
                         f"{row.time['median_ms']:.2f} ms",
@@ -143,7 +152,7 @@ def _ranges(setting: Setting) -> dict[str, DimensionRange]:
     }
 
 
-def _graphs(setting: Setting) -> Iterator[Row]:
+def _graphs(setting: Setting) -> Iterator[BenchRow]:
     selection = setting.selection
     notices = list[str]()
     cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
@@ -161,7 +170,9 @@ def _graphs(setting: Setting) -> Iterator[Row]:
         notices.clear()
 
 
-def _loops(setting: Setting, presets: Mapping[str, SyncOptions], clip: SpokenClip) -> Iterator[Row]:
+def _loops(
+    setting: Setting, presets: Mapping[str, SyncOptions], clip: SpokenClip
+) -> Iterator[BenchRow]:
     """A row for each preset; the reference preset, if it is among them, comes first."""
     manifest = setting.bundle.manifest
     name = setting.selection.name
@@ -249,7 +260,7 @@ def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
     return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)
 
 
-def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[Row]:
+def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[BenchRow]:
     """Rows for each network, eager and compiled."""
     import torch
 

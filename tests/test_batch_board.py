@@ -7,17 +7,15 @@ import pytest
 
 from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, Task, WorkerState
-from latentsync_trt.cli.batch import Board
+from latentsync_trt.cli.batch_board import BatchOutput, Board
 from latentsync_trt.types import Progress
 
 
 def make(*, as_json: bool = False) -> Board:
     """A board of three clips."""
-    made = Board(as_json=as_json)
-    tasks = (Task(name, "v", "a", f"/out/{name}[1].mp4") for name in "abc")
-    made.rows = {task.id: BatchRow(f"row {row}", task) for row, task in enumerate(tasks, 2)}
-    made.before = 1
-    return made
+    tasks = [Task(name, "v", "a", f"/out/{name}[1].mp4") for name in "abc"]
+    rows = [BatchRow(f"row {number}", task) for number, task in enumerate(tasks, 2)]
+    return Board(BatchOutput(as_json=as_json), rows, done_before=1, skipped=0)
 
 
 HALF: tuple[Event, ...] = (

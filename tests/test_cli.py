@@ -14,7 +14,7 @@ import rich_click as click
 from click.testing import CliRunner
 
 from latentsync_trt.cli import COMMANDS, EXAMPLES, main
-from latentsync_trt.cli.options import CONFIG
+from latentsync_trt.cli.config_file import CONFIG
 from latentsync_trt.cli.sync import sync as sync_command
 from tests.clips import decoded, write_sound
 from tests.small import small_bundle

@@ -3,7 +3,7 @@ Python.
 """
 
 import sys
-from dataclasses import astuple, fields, is_dataclass
+from dataclasses import astuple, fields, is_dataclass, make_dataclass
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt import RuntimeOptions, SyncOptions
 from latentsync_trt.bundle.manifest import Bundle, DimensionRange
-from latentsync_trt.cli.options import build, options_from
+from latentsync_trt.cli.options import options_of, takes
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import Speaker, command_line
@@ -68,16 +68,12 @@ EVERY = """
 
 def parsed(cls: type[Any], words: list[str]) -> Any:
     """What the command line makes of `words`."""
-    found: list[Any] = []
-
-    @click.command()
-    @options_from(cls)
-    def command(**values: Any) -> None:
-        found.append(build(cls, values))
-
+    request_class = make_dataclass("Request", [("options", cls, options_of())])
+    requests: list[Any] = []
+    command = click.command()(takes(request_class)(requests.append))
     result = CliRunner().invoke(command, words)
     assert result.exit_code == 0, result.output
-    return found[0]
+    return requests[0].options
 
 
 def test_options_come_back_from_the_command_line() -> None:
@@ -89,15 +85,19 @@ def test_options_come_back_from_the_command_line() -> None:
 
 
 def option_classes() -> list[type[Any]]:
-    """Every dataclass that declares options of a command."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("latentsync_trt")]
-    known = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
-    found = [
-        each
-        for each in known
-        if is_dataclass(each) and any("help" in spec.metadata for spec in fields(each))
-    ]
-    return sorted(found, key=lambda each: each.__name__)
+    """Every dataclass of the library that declares options."""
+    classes = set()
+    for name, module in sys.modules.items():
+        if name.startswith("latentsync_trt"):
+            classes |= {value for value in vars(module).values() if is_options_class(value)}
+    return sorted(classes, key=lambda cls: cls.__name__)
+
+
+def is_options_class(value: Any) -> bool:
+    if not (isinstance(value, type) and is_dataclass(value)):
+        return False
+    of_a_command = value.__module__.startswith("latentsync_trt.cli.")
+    return not of_a_command and any("help" in spec.metadata for spec in fields(value))
 
 
 @pytest.mark.parametrize("cls", option_classes())

@@ -23,7 +23,7 @@ from latentsync_trt.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One measurement.
 
     `case`: which graph or clip. `time`: of a run, see `Setting.row`. `frames`: video frames of one
@@ -47,7 +47,7 @@ class Row:
 
 
 def write_rows(
-    path: Path, facts: Mapping[str, str], bundle: Mapping[str, Any], rows: Iterable[Row]
+    path: Path, facts: Mapping[str, str], bundle: Mapping[str, Any], rows: Iterable[BenchRow]
 ) -> None:
     """Writes the rows, below the `environment` and the bundle; raises `OutputError` if that cannot
     be done.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from latentsync_trt.bench.rows import Row
+from latentsync_trt.bench.rows import BenchRow
 from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.measure.clips import measure_clip
@@ -64,7 +64,7 @@ class Setting:
         times_ms: Sequence[float],
         notes: Iterable[str],
         **fields: Any,
-    ) -> Row:
+    ) -> BenchRow:
         """A row whose time has the median, and the 5th and 95th percentile (interpolated where runs
         are few).
         """
@@ -76,7 +76,7 @@ class Setting:
             "notes": tuple(map(without_paths, notes)),
             **fields,
         }
-        return Row(
+        return BenchRow(
             scenario,
             case,
             time={**dict(zip(names, levels, strict=True)), "runs": len(times_ms)},
@@ -139,7 +139,7 @@ def run_bench(
     clip: SpokenClip,
     folder: Path,
     network: SyncNet | None,
-) -> Generator[Row, None, None]:
+) -> Generator[BenchRow, None, None]:
     """Syncs `clip` with each of the `presets` in each setting, into `folder`; `network` measures
     LSE-C and LSE-D. Raises as `LipSync.sync`.
     """

@@ -18,7 +18,8 @@ import rich_click as click
 from click.exceptions import NoArgsIsHelpError
 
 from latentsync_trt import __version__, stopping
-from latentsync_trt.cli.options import add_config, add_help_all
+from latentsync_trt.cli.config_file import add_config
+from latentsync_trt.cli.options import add_help_all
 from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 

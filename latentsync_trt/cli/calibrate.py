@@ -1,13 +1,13 @@
 """`latentsync-trt calibrate`: an 8-bit bundle from a bundle."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
 from latentsync_trt.bundle import find, manifest
-from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest, tool_versions
+from latentsync_trt.bundle.manifest import PRECISIONS, Bundle, read_manifest, tool_versions
 from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.export import note_on_default
@@ -24,83 +24,106 @@ from latentsync_trt.quantize.calibration_options import (
 )
 from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.diagnosis import shows_no_gpu
+from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CPU, CUDA
+from latentsync_trt.types import NoticeCallback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateRequest:
+    bundle: str | None = flags.bundle_option()
+    video: Path | None = flags.command_field(None, "A video of a talking face.", group=FILES)
+    audio: Path | None = flags.command_field(
+        None, "Speech for --video.  [default: the video's own sound]", group=FILES
+    )
+    clips: Path | None = flags.command_field(
+        None, "A folder of videos with sound, or a sound file of the same name.", group=FILES
+    )
+    output: Path | None = flags.command_field(
+        None, "New bundle's folder.  [default: below checkpoints/]", group=FILES, folder=True
+    )
+    calibration: CalibrateOptions = flags.options_of()
+    provider: str = flags.provider_option()
+    overwrite: bool = flags.overwrite_option()
+    quiet: bool = flags.quiet_option()
 
 
 @click.command("calibrate")
-@flags.bundle_option
-@flags.path_option("--video", panel=FILES, help="A video of a talking face.")
-@flags.path_option(
-    "--audio", panel=FILES, help="Speech for --video.  [default: the video's own sound]"
-)
-@flags.path_option(
-    "--clips", panel=FILES, help="A folder of videos with sound, or a sound file of the same name."
-)
-@flags.path_option(
-    "--output", panel=FILES, folder=True, help="New bundle's folder.  [default: below checkpoints/]"
-)
-@flags.options_from(CalibrateOptions)
-@flags.provider_option
-@flags.overwrite_option
-@flags.quiet_option
-def calibrate(
-    bundle: str | None, video: Path | None, provider: str, quiet: bool, **fields: Any
-) -> None:
+@flags.takes(CalibrateRequest)
+def calibrate(request: CalibrateRequest) -> None:
     tool_versions(CALIBRATE_TOOLS, extra=CALIBRATE_EXTRA)
-    from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.calibrate import Calibration, open_parent
 
-    options = flags.build(CalibrateOptions, fields)
-    notice = notices_to(silent=quiet)
-    audio = fields["audio"]
-    clips = fields["clips"]
     # TensorRT would build observed graphs that are used once
-    if provider not in ("auto", CUDA.name, CPU.name):
+    if request.provider not in ("auto", CUDA.name, CPU.name):
         raise click.UsageError("--provider: clips are denoised with cuda or cpu")
-    if video is None and (audio is not None or clips is None):
+    clips = _clips_of(request)
+    on_notice = notices_to(silent=request.quiet)
+    folder, why = find.find_bundle(request.bundle)
+    on_notice(find.describe_choice(folder, why))
+    parent = open_parent(folder)
+    target = request.output or find.checkpoints_folder() / _name_of(folder, request)
+    is_bundle = path_exists(target / manifest.MANIFEST_NAME)
+    check_free(target, overwrite=request.overwrite or not is_bundle)
+    selection = _selection_of(request.provider, on_notice)
+
+    def on_note(text: str) -> None:
+        on_notice(f"note: {text}")
+
+    with progress_bar(hidden=request.quiet) as on_progress:
+        options = request.calibration
+        Calibration(parent, clips, options, selection, on_progress, on_note).run(target)
+    if not request.quiet:
+        _print_bundle(target, parent)
+
+
+def _clips_of(request: CalibrateRequest) -> list[CalibrationClip]:
+    from latentsync_trt.media.files import check_file
+
+    video = request.video
+    audio = request.audio
+    if video is None and (audio is not None or request.clips is None):
         raise click.UsageError(
             "no video to calibrate on: give --video with --audio, or --clips with a folder"
         )
-    for path in filter(None, (video, audio)):
-        check_file(path)
-    given = [] if video is None else [CalibrationClip(video, audio or video)]
-    given += [] if clips is None else clips_in(clips)
-    folder, why = find.find_bundle(bundle)
-    notice(find.describe_choice(folder, why))
-    # "1.6-512-fp16" becomes "1.6-512-int8"; a name without a precision gets it appended.
-    name = re.sub(rf"(-({'|'.join(PRECISIONS)}))?$", f"-{options.precision}", folder.name, count=1)
-    parent = open_parent(folder)
-    target = fields["output"] or find.checkpoints_folder() / name
-    check_free(
-        target, overwrite=fields["overwrite"] or not path_exists(target / manifest.MANIFEST_NAME)
-    )
+    clips = []
+    for path in (video, audio):
+        if path is not None:
+            check_file(path)
+    if video is not None:
+        clips.append(CalibrationClip(video, audio or video))
+    if request.clips is not None:
+        clips += clips_in(request.clips)
+    return clips
+
+
+def _name_of(parent: Path, request: CalibrateRequest) -> str:
+    """The new bundle's name: of "1.6-512-fp16", "1.6-512-int8"."""
+    precision = rf"(-({'|'.join(PRECISIONS)}))?$"  # a name without one gets it appended
+    return re.sub(precision, f"-{request.calibration.precision}", parent.name, count=1)
+
+
+def _selection_of(provider: str, on_notice: NoticeCallback) -> Selection:
+    """The provider that clips are denoised with; "auto" takes the CPU where CUDA does not load."""
+    if provider != "auto":
+        return select_provider(provider)
     try:
-        selection = select_provider(CUDA.name if provider == "auto" else provider)
+        return select_provider(CUDA.name)
     except ProviderUnavailable as error:
-        if provider != "auto":
-            raise
         why = "" if shows_no_gpu() else f" ({error})"
-        notice(f"calibrating on the CPU, which takes hours at full size{why}")
-        selection = select_provider(CPU.name)
-    with progress_bar(hidden=quiet) as on_progress:
-        Calibration(
-            parent, given, options, selection, on_progress, lambda text: notice(f"note: {text}")
-        ).run(target)
-    if not quiet:
-        made = read_manifest(target)
-        share, distance = (
-            (made.quantization.share, made.quantization.distance)
-            if made.quantization
-            else (0.0, {})
-        )
-        measured = [
-            f"PSNR of faces against {parent.manifest.precision} {value:.1f} dB"
-            for value in distance.values()
-        ]
-        echo(
-            ", ".join(
-                [f"{target}: {made.precision} in {share:.0%} of the U-Net's arithmetic", *measured]
-            )
-        )
-        if note := note_on_default(target):
-            say(f"note: {note}")
+        on_notice(f"calibrating on the CPU, which takes hours at full size{why}")
+        return select_provider(CPU.name)
+
+
+def _print_bundle(folder: Path, parent: Bundle) -> None:
+    facts = read_manifest(folder)
+    if facts.quantization is not None:
+        share = facts.quantization.share
+        texts = [f"{folder}: {facts.precision} in {share:.0%} of the U-Net's arithmetic"]
+        against = f"PSNR of faces against {parent.manifest.precision}"
+        psnrs_db = facts.quantization.distance.values()
+        texts += [f"{against} {psnr_db:.1f} dB" for psnr_db in psnrs_db]
+        echo(", ".join(texts))
+    note = note_on_default(folder)
+    if note:
+        say(f"note: {note}")

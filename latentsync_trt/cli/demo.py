@@ -1,13 +1,13 @@
 """`latentsync-trt demo`: the built-in clip, lip-synced and shown in pictures."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rich_click as click
 
 from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
-from latentsync_trt.config import PRESETS, PresetName, SyncOptions
+from latentsync_trt.config import PresetName, SyncOptions
 from latentsync_trt.paths import make_folder
 from latentsync_trt.runtime.providers.table import CPU
 
@@ -15,25 +15,22 @@ SOURCE = "source.mp4"
 RESULT = "out.mp4"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRequest:
+    output: Path = flags.command_field(Path("demo"), "Folder to write to.", folder=True)
+    audio: Path | None = flags.command_field(
+        None, "Speech of your own.  [default: a built-in sentence]"
+    )
+    video: Path | None = flags.command_field(
+        None, "A face of your own.  [default: a built-in portrait]"
+    )
+    bundle: str = flags.command_field("demo", "The model to run: a path, a name, or demo.")
+    preset: PresetName = flags.command_field("balanced", "As for sync.")
+
+
 @click.command("demo")
-@flags.path_option(
-    "--output", help="Folder to write to.", folder=True, default="demo", show_default=True
-)
-@flags.path_option("--audio", help="Speech of your own.  [default: a built-in sentence]")
-@flags.path_option("--video", help="A face of your own.  [default: a built-in portrait]")
-@click.option(
-    "--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo."
-)
-@click.option(
-    "--preset",
-    default="balanced",
-    show_default=True,
-    type=click.Choice(list(PRESETS)),
-    help="As for sync.",
-)
-def demo(
-    output: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName
-) -> None:
+@flags.takes(DemoRequest)
+def demo(request: DemoRequest) -> None:
     """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech
     and mouth over time) to the folder, and prints how well the lips follow.
     """
@@ -46,25 +43,26 @@ def demo(
     from latentsync_trt.media.files import check_file, writing
     from latentsync_trt.sync.api import LipSync
 
-    for path in (audio, video):
+    for path in (request.audio, request.video):
         if path is not None:
             check_file(path)
-    make_folder(output)
-    clip = choose_clip(video, audio, output, SOURCE)
+    folder = request.output
+    make_folder(folder)
+    clip = choose_clip(request.video, request.audio, folder, SOURCE)
     echo(f"{clip.video}: {clip.name}")
-    echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-    result = output / RESULT
+    echo("speech: " + (f"“{SENTENCE}”" if request.audio is None else str(request.audio)))
+    result = folder / RESULT
+    options = SyncOptions(preset=request.preset)
     notices = new_notices()
     with progress_bar(hidden=False) as on_progress:
         with (
-            LipSync.from_bundle(bundle, CPU.name, on_notice=notices.add) as lip_sync,
+            LipSync.from_bundle(request.bundle, CPU.name, on_notice=notices.add) as lip_sync,
             writing(result),
             whole_file(result, keep=True) as part,
         ):
-            options = SyncOptions(preset=preset)
             report = lip_sync.sync(clip.video, clip.audio, part, options, on_progress=on_progress)
-        resolution_px = read_manifest(find_bundle(bundle)[0]).resolution_px
+        resolution_px = read_manifest(find_bundle(request.bundle)[0]).resolution_px
         lips = write_demo_pictures(result, clip, resolution_px, on_progress)
     show_report(replace(report, output=str(result)), notices)
     echo(f"lips: {lips}")
-    echo(f"look at {result}, {output / SIDE_BY_SIDE} and {output / SYNC_PLOT}")
+    echo(f"look at {result}, {folder / SIDE_BY_SIDE} and {folder / SYNC_PLOT}")

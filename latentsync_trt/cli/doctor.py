@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import rich_click as click
 from rich.filesize import decimal
@@ -34,10 +34,6 @@ from latentsync_trt.runtime.providers.table import (
 )
 from latentsync_trt.version import __version__, distribution_version
 
-if TYPE_CHECKING:
-    pass
-
-
 _MARKS = {
     "ok": ("✓", "green"),
     "missing": ("–", "yellow"),
@@ -55,9 +51,14 @@ class Finding:
     cure: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorRequest:
+    as_json: bool = flags.json_option()
+
+
 @click.command("doctor")
-@flags.json_option
-def doctor(as_json: bool) -> None:
+@flags.takes(DoctorRequest)
+def doctor(request: DoctorRequest) -> None:
     report: dict[str, list[Finding]] = {}
     for section, examine in SECTIONS.items():
         try:
@@ -77,7 +78,7 @@ def doctor(as_json: bool) -> None:
         if finding.level == "problem"
     ]
     verdict = problems[0] if problems else _verdict()
-    if as_json:
+    if request.as_json:
         rows = [
             {"section": name, **asdict(finding)}
             for name, findings in report.items()

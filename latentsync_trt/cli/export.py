@@ -1,7 +1,7 @@
 """`latentsync-trt download` and `export`: from published weights to a bundle that runs."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -20,6 +20,7 @@ from latentsync_trt.export.export_options import (
 from latentsync_trt.export.published import (
     LATENTSYNC,
     VAE,
+    PublishedModel,
     check_downloads,
     download_files,
     find_downloads,
@@ -34,82 +35,97 @@ HUB = "huggingface-hub"
 INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadRequest:
+    model: PublishedModel = flags.argument(default="1.6")
+
+
 @click.command("download")
-@click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
-def download(model: str) -> None:
+@flags.takes(DownloadRequest)
+def download(request: DownloadRequest) -> None:
     """Interrupted, the same command goes on; what is there needs no network. $HF_ENDPOINT names a
     mirror.
     """
     tool_versions((HUB,), extra=EXPORT_EXTRA)
-    downloads = find_downloads(model)
+    downloads = find_downloads(request.model)
     if downloads:
         check_downloads(downloads)
     with interruption(INTERRUPTED):
-        for each in downloads:
-            say(each.summary)
-            download_files(each, say)
-    for repository in (LATENTSYNC[model], VAE):
+        for repository in downloads:
+            say(repository.summary)
+            download_files(repository, say)
+    for repository in (LATENTSYNC[request.model], VAE):
         echo(f"{repository.folder}: {repository}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    export: ExportOptions = flags.options_of()
+    syncnet: Path | None = flags.command_field(
+        None,
+        "Write no bundle but syncnet.onnx, from the published syncnet_v2.model. With it in "
+        "checkpoints/, reports, `compare` and `bench` have LSE-C and LSE-D.",
+        group=FILES,
+    )
+    overwrite: bool = flags.overwrite_option()
+    quiet: bool = flags.quiet_option()
+
+
 @click.command("export")
-@flags.options_from(ExportOptions)
-@flags.path_option(
-    "--syncnet",
-    panel=FILES,
-    help="Write no bundle but syncnet.onnx, from the published "
-    "syncnet_v2.model. With it in checkpoints/, reports, "
-    "`compare` and `bench` have LSE-C and LSE-D.",
-)
-@flags.overwrite_option
-@flags.quiet_option
-def export(quiet: bool, overwrite: bool, syncnet: Path | None, **fields: Any) -> None:
+@flags.takes(ExportRequest)
+def export(request: ExportRequest) -> None:
+    if request.syncnet is None:
+        write_bundle(request.export, overwrite=request.overwrite, quiet=request.quiet)
+    else:
+        _write_syncnet(request, request.syncnet)
+
+
+def _write_syncnet(request: ExportRequest, weights: Path) -> None:
+    tool_versions(EXPORT_TOOLS, extra=EXPORT_EXTRA)
+    folder = Path(request.export.output or find.checkpoints_folder())
+    check_free(folder / find.SYNCNET_FILE, overwrite=request.overwrite)
+    if not path_exists(weights):
+        raise CheckpointError(why_missing(weights), usage=True)
+    from latentsync_trt.export.syncnet import export_syncnet
+
+    summary = export_syncnet(weights, folder)
+    if not request.quiet:
+        echo(summary)
+
+
+def write_bundle(options: ExportOptions, *, overwrite: bool = False, quiet: bool = False) -> None:
+    """Exports a bundle, and prints what it is unless `quiet`."""
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(EXPORT_TOOLS, extra=EXPORT_EXTRA)
-    options = flags.build(ExportOptions, fields)
-    if syncnet is not None:
-        folder = Path(options.output or find.checkpoints_folder())
-        check_free(folder / find.SYNCNET_FILE, overwrite=overwrite)
-        if not path_exists(syncnet):
-            raise CheckpointError(why_missing(syncnet), usage=True)
-        from latentsync_trt.export.syncnet import export_syncnet
-
-        said = export_syncnet(syncnet, folder)
-        if not quiet:
-            echo(said)
-        return
-    check_free(
-        options.folder,
-        overwrite=overwrite or not path_exists(options.folder / manifest.MANIFEST_NAME),
-    )
+    is_bundle = path_exists(options.folder / manifest.MANIFEST_NAME)
+    check_free(options.folder, overwrite=overwrite or not is_bundle)
     manifest.check_target(options.folder)
     find_sources(options)
     from latentsync_trt.export.exporter import export_bundle
 
-    with progress_bar(hidden=quiet) as move:
-        folder = export_bundle(options, move)
+    with progress_bar(hidden=quiet) as on_progress:
+        folder = export_bundle(options, on_progress)
     if quiet:
         return
-    made = read_manifest(folder)
-    size = gigabytes(sum(entry.bytes for entry in made.files.values()))
-    worst = max(made.verification.values(), default=None)
-    if worst is None:
-        verdict = "not verified"
-    else:
-        verdict = f"within {worst:.1e} of PyTorch"
-    echo(f"{folder}: {len(made.graphs)} graphs, {made.precision}, {size}, {verdict}")
-    for note in filter(None, (*made.notes, note_on_default(folder))):
-        say(f"note: {note}")
+    facts = read_manifest(folder)
+    size = gigabytes(sum(entry.bytes for entry in facts.files.values()))
+    verdict = "not verified"
+    if facts.verification:
+        verdict = f"within {max(facts.verification.values()):.1e} of PyTorch"
+    echo(f"{folder}: {len(facts.graphs)} graphs, {facts.precision}, {size}, {verdict}")
+    for note in (*facts.notes, note_on_default(folder)):
+        if note:
+            say(f"note: {note}")
 
 
-def note_on_default(made: Path) -> str:
-    """Which bundle commands run without `--bundle`, and how they run the new one, `made`; empty if
-    that is it.
+def note_on_default(folder: Path) -> str:
+    """Which bundle commands run without `--bundle`, and how they run the new one, in `folder`;
+    empty if that is it.
     """
     default, _ = find.default_bundle()
     runs = f"without --bundle, {default or 'none'} runs"
-    if not any(one.samefile(made) for one in find.exported_bundles()):
-        return f"{runs}; name the new one with `--bundle {made}`"
-    if default == made.name:
+    if not any(one.samefile(folder) for one in find.exported_bundles()):
+        return f"{runs}; name the new one with `--bundle {folder}`"
+    if default == folder.name:
         return ""
-    return f"{runs}; `latentsync-trt setup --use {made.name}` chooses the new one"
+    return f"{runs}; `latentsync-trt setup --use {folder.name}` chooses the new one"

@@ -3,6 +3,8 @@
 import os
 import shlex
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,25 +15,30 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.paths import check_folder_to_write, check_free, make_folder
 
 if TYPE_CHECKING:
-    pass
+    from latentsync_trt.face.people import PersonSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FacesRequest:
+    video: Path = flags.argument()
+    output: Path | None = flags.command_field(
+        None,
+        "Name of the .png and .json to write.  [default: the video's with -faces]",
+        names=("--output", "-o"),
+        written=True,
+    )
+    overwrite: bool = flags.overwrite_option()
+    as_json: bool = flags.json_option()
 
 
 @click.command("faces")
-@click.argument("video", type=flags.LocalPath())
-@flags.path_option(
-    "--output",
-    "-o",
-    written=True,
-    help="Name of the .png and .json to write.  [default: the video's with -faces]",
-)
-@flags.overwrite_option
-@flags.json_option
-def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> None:
+@flags.takes(FacesRequest)
+def faces(request: FacesRequest) -> None:
     """The numbers are those of --face index:N and --speaker N=FILE. The JSON can be edited: delete
     or renumber people and spans, and change who speaks when, for --face speaking. Of a crowd, the
     twelve largest faces at a time are followed.
     """
-    from latentsync_trt.cli.show import print_json, print_table, progress_bar, say
+    from latentsync_trt.cli.show import print_json, progress_bar, say
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
@@ -40,51 +47,49 @@ def faces(video: Path, output: Path | None, overwrite: bool, as_json: bool) -> N
     from latentsync_trt.sync.faces import analyze
     from latentsync_trt.sync.source_speakers import detect_speakers
 
+    video = request.video
     check_file(video)
-    base = output or video.with_name(f"{video.stem}-faces")
+    base = request.output or video.with_name(f"{video.stem}-faces")
     check_folder_to_write(base.parent, "--output")
-    sheet, saved = (base.with_name(f"{base.name}{suffix}") for suffix in (".png", ".json"))
-    check_free(saved, overwrite=overwrite)
+    sheet = base.with_name(f"{base.name}.png")
+    track_file = base.with_name(f"{base.name}.json")
+    check_free(track_file, overwrite=request.overwrite)
     make_folder(base.parent)
-    with progress_bar(hidden=as_json) as show:
-        tracks, portraits = analyze(video, MediaPipeDetector(), show)
+    with progress_bar(hidden=request.as_json) as on_progress:
+        tracks, portraits = analyze(video, MediaPipeDetector(), on_progress)
         tracks, notice = detect_speakers(video, tracks)
     people = summaries(tracks)
     write_png(sheet, contact_sheet(people, portraits))
-    save_tracks(tracks, saved)
-    if as_json:
-        print_json({"people": people, "sheet": sheet, "tracks": saved, "notice": notice}, indent=2)
+    save_tracks(tracks, track_file)
+    if request.as_json:
+        content = {"people": people, "sheet": sheet, "tracks": track_file, "notice": notice}
+        print_json(content, indent=2)
         return
+    _print_people(people)
+    if notice is not None:
+        say(f"note: {notice}")
+    echo(f"{sheet}: contact sheet")
+    call = ["sync", str(video), "speech.wav", "--faces", str(track_file)]
+    call += ["--face", f"index:{people[0].number}"]
+    echo(f"{track_file}: tracks; next: latentsync-trt {_shell_line(call)}")
+
+
+def _print_people(people: "Sequence[PersonSummary]") -> None:
+    from latentsync_trt.cli.show import print_table
+
     heads = ("person", "seen s", "first s", "last s", "height px", "frontal", "speaks, s")
     rows = []
     for person in people:
         speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
-        span = person.times_s[0][0], person.times_s[-1][1]
-        rows.append(
-            (
-                person.number,
-                person.seen_s,
-                *span,
-                person.height_px,
-                f"{person.frontal:.0%}",
-                speaks or "-",
-            )
-        )
+        row = [
+            *(person.number, person.seen_s, person.times_s[0][0], person.times_s[-1][1]),
+            *(person.height_px, f"{person.frontal:.0%}", speaks or "-"),
+        ]
+        rows.append(row)
     print_table(heads, rows, left=0)
-    if notice is not None:
-        say(f"note: {notice}")
-    echo(f"{sheet}: contact sheet")
-    words = [
-        "sync",
-        str(video),
-        "speech.wav",
-        "--faces",
-        str(saved),
-        "--face",
-        f"index:{people[0].number}",
-    ]
+
+
+def _shell_line(words: Sequence[str]) -> str:
     if os.name == "nt":
-        line = subprocess.list2cmdline(words)
-    else:
-        line = shlex.join(words)
-    echo(f"{saved}: tracks; next: latentsync-trt {line}")
+        return subprocess.list2cmdline(words)
+    return shlex.join(words)

@@ -1,13 +1,20 @@
 """`latentsync-trt live`: a face that speaks, on a page in the browser."""
 
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import rich_click as click
 
 from latentsync_trt.cli import interruption
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.serve import address_options, api_key, page_address
+from latentsync_trt.cli.serve import (
+    api_key,
+    host_option,
+    no_key_option,
+    page_address,
+    port_option,
+)
 from latentsync_trt.cli.show import say
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import MissingDependency
@@ -15,23 +22,30 @@ from latentsync_trt.live.options import LIVE, LiveOptions
 from latentsync_trt.serve.admission import LiveLimits
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    video: Path = flags.command_field(
+        None, "Idle clip: one face in one shot, up to a minute.", group=LIVE, required=True
+    )
+    host: str = host_option(LIVE)
+    port: int = port_option(LIVE, 8001)
+    no_key: bool = no_key_option(LIVE)
+    stun: str | None = flags.command_field(
+        None,
+        "STUN server, as stun:host:3478.  [default: none is asked]",
+        group=LIVE,
+        metavar="URL",
+    )
+    live: LiveOptions = flags.options_of(leave_out=("sound_rate_hz",))
+    limits: LiveLimits = flags.options_of()
+    bundle: str | None = flags.bundle_option()
+    provider: str = flags.provider_option()
+    runtime: RuntimeOptions = flags.options_of()
+
+
 @click.command("live")
-@flags.path_option(
-    "--video", required=True, panel=LIVE, help="Idle clip: one face in one shot, up to a minute."
-)
-@address_options(LIVE, 8001)
-@click.option(
-    "--stun",
-    metavar="URL",
-    panel=LIVE,
-    help="STUN server, as stun:host:3478.  [default: none is asked]",
-)
-@flags.options_from(LiveOptions, leave_out=("sound_rate_hz",))
-@flags.options_from(LiveLimits)
-@flags.bundle_option
-@flags.provider_option
-@flags.options_from(RuntimeOptions)
-def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any) -> None:
+@flags.takes(LiveRequest)
+def live(request: LiveRequest) -> None:
     """Speech comes by microphone or WebSocket; pictures and sound go by WebRTC. Clients send a key,
     as for `serve`.
     """
@@ -43,26 +57,27 @@ def live(host: str, port: int, *, no_key: bool, stun: str | None, **fields: Any)
         raise MissingDependency(
             f'live: needs its extra; pip install "latentsync-trt[live]" ({error})'
         ) from error
+    from latentsync_trt.live.session import LiveSession
     from latentsync_trt.sync.api import LipSync
 
-    own = is_loopback(host)
-    key = api_key(host, no_key, loopback=own)
-    options = flags.build(LiveOptions, fields)
-    runtime = flags.build(RuntimeOptions, fields)
+    is_local = is_loopback(request.host)
+    key = api_key(request.host, request.no_key, loopback=is_local)
     say("opening the networks, then measuring for a few seconds how fast they paint")
     with (
         interruption("stopped"),
-        server.listen(host, port) as listener,
+        server.listen(request.host, request.port) as listener,
         LipSync.from_bundle(
-            fields["bundle"], fields["provider"], runtime, on_notice=say
+            request.bundle, request.provider, request.runtime, on_notice=say
         ) as lip_sync,
     ):
         # Opened once before the first viewer: the clip is read, the networks are open, and a window
         # is measured.
-        with closing(lip_sync.stream(fields["video"], options)) as first:
+        with closing(lip_sync.stream(request.video, request.live)) as first:
             loop = first.loop
-        service = LiveService(
-            lambda: lip_sync.stream(loop, options), flags.build(LiveLimits, fields), stun
-        )
-        say(f"{page_address(host, listener)}: ready")
-        server.run(live_app(service, key, own_hosts=own), listener)
+
+        def open_session() -> LiveSession:
+            return lip_sync.stream(loop, request.live)
+
+        service = LiveService(open_session, request.limits, request.stun)
+        say(f"{page_address(request.host, listener)}: ready")
+        server.run(live_app(service, key, own_hosts=is_local), listener)

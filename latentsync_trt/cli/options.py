@@ -1,70 +1,45 @@
-"""Command-line options from option dataclasses: one per field, with the field's help and
-default.
-"""
+"""A command's options as one frozen dataclass: each field declares its flag, help and default."""
 
 import dataclasses
+import functools
 import typing
-from collections.abc import Callable
-from contextlib import suppress
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
 from click.types import StringParamType
 
-from latentsync_trt.errors import InputError, did_you_mean
-from latentsync_trt.option_fields import (
-    HARDWARE,
-    QUALITY,
-    choices_of,
-    field_name,
-    flag_name,
-    show_numbers,
-)
-from latentsync_trt.paths import (
-    check_folder_to_write,
-    local_path,
-    path_exists,
-    read_text,
-    user_folder,
-    why_missing,
-)
+from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, flag_name, option
+from latentsync_trt.paths import check_folder_to_write, local_path
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
+
+R = TypeVar("R")
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class RareOption(click.RichOption):
-    """One that no help text shows: measurement and diagnosis need it."""
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-CONFIG = "latentsync-trt.toml"
-
-_MOST_CONFIG_BYTES = 1_000_000
-
-_DOORS = ["host", "no_key", "ray", "stun", "provider_option", "overwrite", "yes"]
-"""Options that let others in or name other machines; load code; replace files, or agree to a
-download. Of others, those that name what is written, as folders of jobs and of engines, which are
-code; and values with addresses.
-"""
+    """An option that no help text shows: measurement and diagnosis need it."""
 
 
 class LocalPath(click.Path):
-    """A path on this machine; URLs and empty names are refused before `pathlib` hides what was
-    typed. `written`: whether that file is written; a `folder` always is.
+    """A path on this machine.
+
+    URLs and empty names are refused before `pathlib` hides what was typed.
     """
 
     def __init__(self, *, folder: bool = False, written: bool = False) -> None:
         super().__init__(path_type=Path)
         self._folder = folder
         self.written = folder or written
+        """Whether the command writes there."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        what = param.opts[0] if isinstance(param, click.Option) else ""
-        path = local_path(value, what)
+        flag = param.opts[0] if isinstance(param, click.Option) else ""
+        path = local_path(value, flag)
         if self._folder:
-            check_folder_to_write(path, what)
+            check_folder_to_write(path, flag)
         return super().convert(value, param, ctx)
 
 
@@ -74,80 +49,184 @@ class OutputFolder(StringParamType):
     written = True
 
 
-def path_option(
-    *names: str, folder: bool = False, written: bool = False, **how: Any
-) -> Callable[[F], F]:
-    """An option that takes a `LocalPath`; `how`: as for `click.option`."""
-    return click.option(*names, type=LocalPath(folder=folder, written=written), **how)
-
-
-def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """One decorator that adds all these options, in this order."""
-    return lambda function: reduce(lambda made, add: add(made), reversed(options), function)
-
-
-def options_from(
-    cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
-) -> Callable[[F], F]:
-    """A decorator that adds a click option for every field of the dataclass `cls` with a help text,
-    of all `groups`.
+def command_field(default: Any, help_text: str, **how: Any) -> Any:
+    """A field that is an option of one command; under the heading "Options" unless `group` says
+    another.
     """
-    hints = typing.get_type_hints(cls)
-    specs = [spec for spec in dataclasses.fields(cls) if "help" in spec.metadata]
-    wanted = (spec for spec in specs if groups is None or spec.metadata["group"] in groups)
-    return combined(
-        *(_click_option(spec, hints[spec.name]) for spec in wanted if spec.name not in leave_out)
-    )
+    return option(default, help_text, **{"group": "Options", **how})
 
 
-bundle_option = click.option(
-    "--bundle",
-    panel=QUALITY,
-    help="Exported model: a path, a name below checkpoints/, or demo.  "
+def argument(metavar: str | None = None, **how: Any) -> Any:
+    """A field that is an argument, which stands without a flag; `how`: as for `click.argument`."""
+    return dataclasses.field(metadata={"argument": {"metavar": metavar, **how}})
+
+
+def options_of(**which: Any) -> Any:
+    """A field whose type is an options dataclass: every field of that with a help text is an
+    option, except those to `leave_out`, or only those of the `groups`.
+    """
+    return dataclasses.field(metadata={"options": which})
+
+
+bundle_option = partial(
+    command_field,
+    None,
+    "Exported model: a path, a name below checkpoints/, or demo.  "
     "[default: the one chosen with `setup --use`, else the only exported one]",
+    group=QUALITY,
 )
-provider_option = click.option(
-    "--provider",
-    type=click.Choice(PROVIDER_CHOICES),
-    default="auto",
-    show_default=True,
-    panel=HARDWARE,
-    help="Execution provider; auto takes the fastest available, naming one disables fallback.",
+provider_option = partial(
+    command_field,
+    "auto",
+    "Execution provider; auto takes the fastest available, naming one disables fallback.",
+    group=HARDWARE,
+    choices=PROVIDER_CHOICES,
 )
-overwrite_option = click.option(
-    "--overwrite", is_flag=True, help="Replace what an earlier call has written."
+workers_option = partial(
+    command_field,
+    None,
+    "Processes of one clip at a time.  [default: one for each GPU of --device, of two clips at a "
+    "time]",
+    group=HARDWARE,
+    type=click.IntRange(1, 4096),
 )
-quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
-json_option = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object, or the error, to stdout, and nothing else.",
+ray_option = partial(
+    command_field,
+    None,
+    "Ray cluster to run on; auto: this machine's.",
+    group=HARDWARE,
+    metavar="ADDRESS",
 )
-worker_options = combined(
-    click.option(
-        "--workers",
-        type=click.IntRange(1, 4096),
-        panel=HARDWARE,
-        help="Processes of one clip at a time.  [default: one "
-        "for each GPU of --device, of two clips at a time]",
-    ),
-    click.option(
-        "--ray",
-        metavar="ADDRESS",
-        panel=HARDWARE,
-        help="Ray cluster to run on; auto: this machine's.",
-    ),
+overwrite_option = partial(command_field, False, "Replace what an earlier call has written.")
+quiet_option = partial(command_field, False, "Print errors only.", names=("--quiet", "-q"))
+json_option = partial(
+    command_field,
+    False,
+    "Print one JSON object, or the error, to stdout, and nothing else.",
+    names=("--json",),
 )
 
 
-def build(cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the options dataclass `cls` from its fields in `values`; raises `InputError`
-    as that does.
+def takes(request_class: type[R]) -> Callable[[Callable[[R], None]], Callable[..., None]]:
+    """Returns a decorator: the command takes the options that `request_class` declares, and its
+    function gets an instance.
     """
-    return cls(
-        **{spec.name: values[spec.name] for spec in dataclasses.fields(cls) if spec.name in values}
-    )
+
+    def decorate(function: Callable[[R], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(**values: Any) -> None:
+            function(_request(request_class, values))
+
+        return combined(_parameters(request_class), call)
+
+    return decorate
+
+
+def _parameters(request_class: type[Any]) -> Iterator[Decorator]:
+    hints = typing.get_type_hints(request_class)
+    for spec in dataclasses.fields(request_class):
+        hint = hints[spec.name]
+        if "options" in spec.metadata:
+            yield from click_options(hint, **spec.metadata["options"])
+        elif "argument" in spec.metadata:
+            how = {"type": _parameter_type(spec, hint), **spec.metadata["argument"]}
+            yield click.argument(spec.name, **how)
+        else:
+            yield _click_option(spec, hint)
+
+
+def _request(request_class: type[R], values: dict[str, Any]) -> R:
+    hints = typing.get_type_hints(request_class)
+    arguments = {}
+    for spec in dataclasses.fields(request_class):  # type: ignore[arg-type]
+        if "options" in spec.metadata:
+            options_class = hints[spec.name]
+            options = _option_fields(options_class, **spec.metadata["options"])
+            by_name = {option_spec.name: values[option_spec.name] for option_spec in options}
+            arguments[spec.name] = options_class(**by_name)
+        else:
+            arguments[spec.name] = values[spec.name]
+    return request_class(**arguments)
+
+
+def combined(options: Iterator[Decorator], function: Callable[..., None]) -> Callable[..., None]:
+    """The function with all these options, which help texts show in this order."""
+    return reduce(lambda command, add: add(command), reversed([*options]), function)
+
+
+def click_options(cls: type[Any], **which: Any) -> Iterator[Decorator]:
+    """The options that the fields of `cls` declare; `which`: as for `options_of`."""
+    hints = typing.get_type_hints(cls)
+    for spec in _option_fields(cls, **which):
+        yield _click_option(spec, hints[spec.name])
+
+
+def _option_fields(
+    cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
+) -> Iterator[dataclasses.Field[Any]]:
+    for spec in dataclasses.fields(cls):
+        is_option = "help" in spec.metadata and spec.name not in leave_out
+        if is_option and (groups is None or spec.metadata["group"] in groups):
+            yield spec
+
+
+def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Decorator:
+    """The option that a field declares by its type, its default and what `option` knows of it."""
+    metadata = spec.metadata
+    default = spec.default
+    has_default = default not in (None, ())
+    how = {
+        "help": metadata["help"],
+        "default": default,
+        "show_default": has_default,
+        "panel": metadata["group"] or "Main options",
+        "hidden": metadata["advanced"] or metadata["rare"],
+        "cls": RareOption if metadata["rare"] else click.RichOption,
+        "required": metadata.get("required", False),
+    }
+    names = [spec.name, *metadata.get("names", (flag_name(spec.name),))]
+    if bool in _kinds(hint):
+        names[-1] += f"/{metadata['off']}" if "off" in metadata else ""
+        return click.option(*names, is_flag=True, **how)
+    if "parse" in metadata and has_default:  # the dataclass makes the value
+        how["default"] = metadata.get("show", str)(default)
+    if "given_alone" in metadata:
+        how |= {"is_flag": False, "flag_value": metadata["given_alone"]}
+    kind = _parameter_type(spec, hint)
+    how["metavar"] = metadata.get("metavar") or _METAVARS.get(kind)
+    multiple = default == () or metadata.get("several", False)
+    return click.option(*names, type=kind, multiple=multiple, **how)
+
+
+_METAVARS: dict[click.ParamType[Any], str] = {click.FLOAT: "NUMBER", click.INT: "INTEGER"}
+
+
+def _parameter_type(spec: dataclasses.Field[Any], hint: Any) -> click.ParamType[Any]:
+    metadata = spec.metadata
+    choices = metadata.get("choices") or choices_of(hint)
+    kinds = _kinds(hint)
+    if "type" in metadata:
+        kind = metadata["type"]
+    elif choices:
+        kind = click.Choice(choices)
+    elif "parse" in metadata:
+        kind = click.STRING
+    elif float in kinds:
+        kind = click.FLOAT
+    elif int in kinds:
+        kind = click.INT
+    elif Path in kinds:
+        kind = LocalPath(
+            folder=metadata.get("folder", False), written=metadata.get("written", False)
+        )
+    else:
+        kind = click.STRING
+    return kind
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """A type and, of a union or a tuple, its members."""
+    return {hint, *typing.get_args(hint)}
 
 
 def add_help_all(command: click.Command) -> None:
@@ -165,141 +244,12 @@ def add_help_all(command: click.Command) -> None:
             ctx.exit()
 
     if advanced:
-        how: dict[str, Any] = {
-            "is_flag": True,
-            "is_eager": True,
-            "expose_value": False,
-            "callback": show,
-        }
-        command.params.append(
-            click.RichOption(
-                ["--help-all"], help="Show the advanced options, too, and exit.", **how
-            )
+        help_all = click.RichOption(
+            ["--help-all"],
+            help="Show the advanced options, too, and exit.",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=show,
         )
-
-
-def add_config(command: click.Command) -> None:
-    """Adds `--config`: a file whose table of this command holds the defaults of its options."""
-    config = click.RichOption(
-        ["--config"],
-        type=LocalPath(),
-        is_eager=True,
-        expose_value=False,
-        callback=_take_defaults,
-        hidden=any(isinstance(param, click.Option) and param.hidden for param in command.params),
-        help="TOML file of defaults by command.  [default: "
-        f"{CONFIG} here, else in the user's config folder]",
-    )
-    command.params.append(config)
-
-
-def _take_defaults(ctx: click.Context, _: click.Parameter, given: Path | None) -> None:
-    places = [Path(CONFIG)]
-    with suppress(InputError):  # no home folder
-        places.append(user_folder("config") / CONFIG)
-    path = given or next(filter(path_exists, places), None)
-    if path is None:
-        return
-    if not path_exists(path):
-        raise InputError(why_missing(path))
-    import tomllib
-
-    from latentsync_trt.cli import COMMANDS, echo
-
-    text = read_text(path, most_bytes=_MOST_CONFIG_BYTES)
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as TOML ({error})") from error
-    for name, table in tables.items():
-        if name not in COMMANDS or not isinstance(table, dict):
-            raise InputError(
-                f"{path}: {name}: is no table of a command, as [sync]{did_you_mean(name, COMMANDS)}"
-            )
-    name = str(ctx.info_name)
-    table = tables.get(name, {})
-    found_here = given is None and path == places[0]
-    elsewhere = f"give it on the command line, in {places[-1]}, or in a file that --config names"
-    ctx.default_map = _defaults(
-        ctx.command, table, f"{path}: [{name}]", elsewhere if found_here else ""
-    )
-    if found_here and table and not {"--json", "--quiet", "-q"} & {*(ctx.obj or ())}:
-        echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
-
-
-def _is_door(option: click.Option, value: Any) -> bool:
-    """Whether only the user may set the option, or give it that value."""
-    return option.name in _DOORS or getattr(option.type, "written", False) or "://" in str(value)
-
-
-def _defaults(
-    command: click.Command, table: dict[str, Any], where: str, elsewhere: str
-) -> dict[str, Any]:
-    """The defaults of a command, and of those below it, by parameter; raises `InputError` for
-    unknown names. `elsewhere`: where options can be given that are doors, if they cannot here.
-    """
-    options = {
-        param.name: param
-        for param in command.params
-        if isinstance(param, click.Option) and param.expose_value
-    }
-    below: dict[str, click.Command] = getattr(command, "commands", {})
-    found: dict[str, Any] = {}
-    for given, value in table.items():
-        name = field_name(given)
-        if given in below and isinstance(value, dict):
-            found[given] = _defaults(below[given], value, f"{where} [{given}]", elsewhere)
-        elif name not in options or isinstance(value, dict):
-            raise InputError(
-                f"{where} {given}: no such "
-                f"option{did_you_mean(name, [*filter(None, options), *below])}"
-            )
-        elif elsewhere and _is_door(options[name], value):
-            raise InputError(f"{where} {given}: is not taken from the current folder; {elsewhere}")
-        else:
-            several = options[name].multiple
-            is_list = isinstance(value, list)
-            found[name] = (
-                value if several == is_list else [value] if several else show_numbers(value)
-            )
-    return found
-
-
-def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
-    flag = flag_name(spec.name)
-    metadata = spec.metadata
-    kinds = {hint, *typing.get_args(hint)}
-    common = {
-        "help": metadata["help"],
-        "default": spec.default,
-        "show_default": spec.default not in (None, ()),
-        "panel": metadata["group"] or "Main options",
-        "hidden": metadata["advanced"] or metadata["rare"],
-        "cls": RareOption if metadata["rare"] else click.RichOption,
-    }
-    if bool in kinds:
-        return click.option(
-            f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common
-        )
-    kind: click.ParamType[Any] = click.STRING
-    metavar = metadata.get("metavar")
-    if choices := choices_of(hint):
-        kind = click.Choice(choices)
-    elif "parse" in metadata:  # the dataclass makes the value
-        common["default"] = (
-            metadata.get("show", str)(spec.default)
-            if spec.default not in (None, ())
-            else spec.default
-        )
-    elif kinds & {float, int}:
-        kind, name = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
-        metavar = metavar or name
-    elif Path in kinds:
-        kind = LocalPath(
-            folder=metadata.get("folder", False), written=metadata.get("written", False)
-        )
-    if "given_alone" in metadata:
-        common |= {"is_flag": False, "flag_value": metadata["given_alone"]}
-    return click.option(
-        flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common
-    )
+        command.params.append(help_all)

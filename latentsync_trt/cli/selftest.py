@@ -1,6 +1,9 @@
 """`latentsync-trt selftest`: whether a provider works completely on this machine."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -10,33 +13,40 @@ from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import notices_to, print_table
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.providers.table import (
-    PROVIDERS,
-)
+from latentsync_trt.runtime.providers.table import PROVIDERS
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.selftest import Report
+    from latentsync_trt.bench.selftest import GraphRow, Report
+
+_HEADS = (
+    *("graph", "nodes", "build s", "engine MB"),
+    *("open s", "first ms", "mean ms", "difference"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelftestRequest:
+    bundle: str = flags.command_field(DEMO_NAME, "A path, or a name below checkpoints/.")
+    provider: str = flags.provider_option()
+    runtime: RuntimeOptions = flags.options_of(
+        leave_out=("build", "engine_cache", "syncnet", "verify")
+    )
+    engine_cache: Path | None = flags.command_field(
+        None, "Folder of engines to test, and kept; else a temporary one.", folder=True
+    )
+    as_json: bool = flags.json_option()
 
 
 @click.command("selftest")
-@click.option(
-    "--bundle", default=DEMO_NAME, show_default=True, help="A path, or a name below checkpoints/."
-)
-@flags.provider_option
-@flags.options_from(RuntimeOptions, leave_out=("build", "engine_cache", "syncnet", "verify"))
-@flags.path_option(
-    "--engine-cache", folder=True, help="Folder of engines to test, and kept; else a temporary one."
-)
-@flags.json_option
-def selftest(bundle: str, provider: str, as_json: bool, **fields: Any) -> None:
+@flags.takes(SelftestRequest)
+def selftest(request: SelftestRequest) -> None:
     """Prints PASS, or FAIL with the reasons and exit code 1. What --json prints has no paths and
     names.
     """
-    options = flags.build(RuntimeOptions, fields)
-    opened = Bundle.load(find.find_bundle(bundle)[0])
-    report = test_provider(
-        opened, provider, options, tuple(opened.manifest.graphs), as_json=as_json
-    )
+    bundle = Bundle.load(find.find_bundle(request.bundle)[0])
+    graphs = tuple(bundle.manifest.graphs)
+    options = replace(request.runtime, engine_cache=request.engine_cache)
+    report = test_provider(bundle, request.provider, options, graphs, as_json=request.as_json)
     if not report.passed:
         raise SystemExit(1)
 
@@ -45,7 +55,7 @@ def test_provider(
     bundle: Bundle,
     provider: str,
     options: RuntimeOptions,
-    graphs: tuple[str, ...],
+    graphs: Sequence[str],
     *,
     as_json: bool = False,
 ) -> "Report":
@@ -60,54 +70,42 @@ def test_provider(
     if as_json:
         click.echo(report.to_json())
     else:
-        _show_report(report)
+        _print_report(report)
     if report.provider:
         selection = select_provider(report.provider, options.one_device)
         remember_test(selection, manifest_sha256(bundle.folder), report.result)
     return report
 
 
-def _show_report(report: "Report") -> None:
+def _print_report(report: "Report") -> None:
     if report.graphs:
-        heads = (
-            "graph",
-            "nodes",
-            "build s",
-            "engine MB",
-            "open s",
-            "first ms",
-            "mean ms",
-            "difference",
-        )
-        rows = []
-        for row in report.graphs:
-            ours = row.nodes and row.nodes.get(PROVIDERS[report.provider].ort_name, 0)
-            nodes = f"{ours}/{sum(row.nodes.values())}" if row.nodes else None
-            size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
-            rows.append(
-                (
-                    row.graph,
-                    nodes,
-                    row.build_s,
-                    size_mb,
-                    row.open_s,
-                    row.first_ms,
-                    row.mean_ms,
-                    row.difference,
-                )
-            )
-        print_table(heads, rows)
+        print_table(_HEADS, [_cells_of_graph(row, report.provider) for row in report.graphs])
     for notice in report.notices:
         echo(f"note: {notice}")
     if report.pictures:
         echo(f"pictures: {report.pictures}")
     for stage, failures in report.stages.items():
-        echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
+        verdict = "FAIL" if failures else "PASS"
+        echo("\n  - ".join([f"{stage}: {verdict}", *failures]))
     if report.result == "slower":
         echo(
-            "note: steps take longer than with "
-            f"{report.reference}, so --provider auto does not take it"
+            f"note: steps take longer than with {report.reference}, so --provider auto does not "
+            "take it"
         )
     bundle = "bundle {name}, {precision}, {resolution_px} px".format_map(report.bundle)
-    verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
-    echo(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
+    tested = f"{report.provider or report.requested}, {bundle}"
+    if report.passed:
+        echo(f"PASS: {tested}", fg="green")
+    else:
+        echo(f"FAIL: {tested}", fg="red")
+
+
+def _cells_of_graph(row: "GraphRow", provider: str) -> list[object]:
+    """A row of the table below `_HEADS`."""
+    nodes = None
+    if row.nodes:
+        on_provider = row.nodes.get(PROVIDERS[provider].ort_name, 0)
+        nodes = f"{on_provider}/{sum(row.nodes.values())}"
+    size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
+    times = [row.open_s, row.first_ms, row.mean_ms]
+    return [row.graph, nodes, row.build_s, size_mb, *times, row.difference]

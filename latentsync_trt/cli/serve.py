@@ -2,9 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -20,63 +20,74 @@ from latentsync_trt.paths import user_folder
 from latentsync_trt.serve.admission import Limits
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
+"""Name of the environment variable with the key that clients must send."""
+_MIN_KEY_LENGTH = 16
 
 
-_SHORTEST_KEY = 16
+def host_option(group: str) -> Any:
+    return flags.command_field("127.0.0.1", "Address to listen at.", group=group)
 
 
-def address_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
-    add = partial(click.option, panel=panel, show_default=True)
-    return flags.combined(
-        add("--host", default="127.0.0.1", help="Address to listen at."),
-        add("--port", type=click.IntRange(0, 65535), default=port, help="0 takes a free one."),
-        add(
-            "--no-key",
-            is_flag=True,
-            show_default=False,
-            help=f"Let other machines in without a key (${_KEY}).",
-        ),
+def port_option(group: str, default: int) -> Any:
+    kind = click.IntRange(0, 65535)
+    return flags.command_field(default, "0 takes a free one.", group=group, type=kind)
+
+
+def no_key_option(group: str) -> Any:
+    return flags.command_field(
+        False, f"Let other machines in without a key (${_KEY}).", group=group
     )
 
 
-def _service_options(panel: str, port: int) -> Callable[[flags.F], flags.F]:
-    """Options of `serve` and `ui`; `panel`: heading of the first ones."""
-    return flags.combined(
-        address_options(panel, port),
-        flags.path_option(
-            "--folder",
-            folder=True,
-            panel=panel,
-            help="Folder of jobs, with --ray a shared one.  [default: the user's]",
-        ),
-        flags.options_from(Limits),
-        flags.bundle_option,
-        flags.provider_option,
-        flags.worker_options,
-        flags.options_from(RuntimeOptions),
+def _folder_option(group: str) -> Any:
+    return flags.command_field(
+        None,
+        "Folder of jobs, with --ray a shared one.  [default: the user's]",
+        group=group,
+        folder=True,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    host: str = host_option("Service")
+    port: int = port_option("Service", 8000)
+    no_key: bool = no_key_option("Service")
+    folder: Path | None = _folder_option("Service")
+    limits: Limits = flags.options_of()
+    bundle: str | None = flags.bundle_option()
+    provider: str = flags.provider_option()
+    workers: int | None = flags.workers_option()
+    ray: str | None = flags.ray_option()
+    runtime: RuntimeOptions = flags.options_of()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiRequest(ServeRequest):
+    host: str = host_option("Page")
+    port: int = port_option("Page", 7860)
+    no_key: bool = no_key_option("Page")
+    folder: Path | None = _folder_option("Page")
 
 
 @click.command("serve")
-@_service_options("Service", 8000)
-def serve(**fields: Any) -> None:
+@flags.takes(ServeRequest)
+def serve(request: ServeRequest) -> None:
     """/docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY,
     if it is set.
     """
-    _start("serve", **fields)
+    _start("serve", request)
 
 
 @click.command("ui")
-@_service_options("Page", 7860)
-def ui(**fields: Any) -> None:
+@flags.takes(UiRequest)
+def ui(request: UiRequest) -> None:
     """If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password."""
     with warnings.catch_warnings(action="ignore"):  # of other libraries, which are for developers
-        _start("ui", **fields)
+        _start("ui", request)
 
 
-def _start(
-    name: str, *, host: str, port: int, no_key: bool, ray: str | None, **fields: Any
-) -> None:
+def _start(name: str, request: ServeRequest) -> None:
     """Runs the command `name`, whose extra has the same name, until it is stopped."""
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
@@ -92,29 +103,29 @@ def _start(
         raise MissingDependency(
             f'{name}: needs its extra; pip install "latentsync-trt[{name}]" ({error})'
         ) from error
-    own = is_loopback(host)
-    key = api_key(host, no_key, loopback=own)
+    is_local = is_loopback(request.host)
+    key = api_key(request.host, request.no_key, loopback=is_local)
     if name == "serve":
         server.log_to_stderr()
-    limits = flags.build(Limits, fields)
-    place = fields["folder"] or user_folder("data") / name
-    bundle = fields["bundle"] or str(find_bundle(None)[0])
-    settings = WorkerSettings(bundle, fields["provider"], flags.build(RuntimeOptions, fields))
-    handles = make_workers(settings, fields["workers"], ray=ray, on_notice=say)
+    folder = request.folder or user_folder("data") / name
+    bundle = request.bundle or str(find_bundle(None)[0])
+    settings = WorkerSettings(bundle, request.provider, request.runtime)
+    workers = make_workers(settings, request.workers, ray=request.ray, on_notice=say)
     with (
         interruption("stopped; jobs that have not ended go on when it is started again"),
-        server.listen(host, port) as listener,
-        closing(Service(place, handles, limits)) as service,
+        server.listen(request.host, request.port) as listener,
+        closing(Service(folder, workers, request.limits)) as service,
     ):
         app: AbstractContextManager[Any]
         if name == "ui":
-            app = page_app(service, place, key, own_hosts=own, bundle=bundle, one=ray is not None)
+            on_ray = request.ray is not None
+            app = page_app(service, folder, key, own_hosts=is_local, bundle=bundle, one=on_ray)
             ready = ": ready"
         else:
-            app = nullcontext(create_app(service, key, own_hosts=own))
+            app = nullcontext(create_app(service, key, own_hosts=is_local))
             ready = "/docs: listening"
         with app as running:
-            say(f"{page_address(host, listener)}{ready}; jobs are kept in {place}")
+            say(f"{page_address(request.host, listener)}{ready}; jobs are kept in {folder}")
             server.run(running, listener, service.check)
 
 
@@ -127,11 +138,11 @@ def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
     come in without.
     """
     key = os.environ.get(_KEY) or None
-    if key is not None and len(key) < _SHORTEST_KEY:
+    if key is not None and len(key) < _MIN_KEY_LENGTH:
         cure = 'make one with python -c "import secrets; print(secrets.token_urlsafe())"'
         raise InputError(
             f"${_KEY}: has {len(key)} characters, fewer than "
-            f"{_SHORTEST_KEY}, and can be guessed; {cure}"
+            f"{_MIN_KEY_LENGTH}, and can be guessed; {cure}"
         )
     if key is not None and no_key:
         raise InputError(f"--no-key: ${_KEY} is set; unset it, or leave --no-key out")

@@ -16,9 +16,9 @@ from typing import Any
 
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.cli import setup
 from latentsync_trt.config import PRESETS, PresetName, SyncOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE
+from latentsync_trt.export.setup_plan import BUNDLE_BYTES, EXPORT_MEMORY_BYTES
 from latentsync_trt.runtime.memory_estimate import MemoryEstimate
 from latentsync_trt.runtime.providers.table import CUDA
 
@@ -163,9 +163,9 @@ def facts() -> dict[str, str]:
         "eager_times": (eager_ms / rows.clip("denoise_step_ms", 512), 1),
         "gpus_times": (rows.batch_pace("two_workers") / rows.batch_pace("one_worker"), 1),
         "weights_gb": ((LATENTSYNC["1.6"].size_bytes + VAE.size_bytes) / 1e9, 1),
-        "bundle_gb": (setup._BUNDLE_BYTES["fp16"] / 1e9, 1),
-        "export_gb": (setup._MEMORY_BYTES["fp16"] / 1e9, 1),
-        "export_cpu_gb": (setup._MEMORY_BYTES["fp32"] / 1e9, 1),
+        "bundle_gb": (BUNDLE_BYTES["fp16"] / 1e9, 1),
+        "export_gb": (EXPORT_MEMORY_BYTES["fp16"] / 1e9, 1),
+        "export_cpu_gb": (EXPORT_MEMORY_BYTES["fp32"] / 1e9, 1),
         "run_cpu_gb": (rows.number("install-cpu", "full_size", "peak_host_bytes") / 1e9, 1),
         "least_512_gb": (_least_free_gb(rows), 1),
         "least_256_gb": (
