@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.playback import at_constant_rate
-from latentsync_trt.media.timing import Clock, nearest, on_clock
+from latentsync_trt.media.timing import Clock, Stamped, nearest, on_clock
 
 PERIOD_S = Fraction(1, MODEL_FPS)
 
@@ -21,7 +21,7 @@ stamps_s = st.none() | st.fractions(0, Fraction(99, 100), max_denominator=1000)
 
 
 def shown(stamps: Sequence[Fraction | None], clock: Clock) -> list[int]:
-    pictures = [(stamp, None, index) for index, stamp in enumerate(stamps)]
+    pictures = [Stamped(stamp, None, index) for index, stamp in enumerate(stamps)]
     return list(at_constant_rate(on_clock(pictures, clock, PERIOD_S), MODEL_FPS))
 
 
@@ -70,7 +70,11 @@ def test_any_stamps_give_every_picture_its_time(
     clock = Clock(Path(), stated_end_s=Fraction(30), may_reset=True)
     try:
         timed = list(
-            on_clock([(*picture, index) for index, picture in enumerate(pictures)], clock, PERIOD_S)
+            on_clock(
+                [Stamped(*picture, index) for index, picture in enumerate(pictures)],
+                clock,
+                PERIOD_S,
+            )
         )
     except MediaError:  # after pictures without stamps
         reject()

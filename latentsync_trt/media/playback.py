@@ -33,6 +33,7 @@ from latentsync_trt.media.files import (
 )
 from latentsync_trt.media.timing import (
     LONGEST_PERIOD_S,
+    Stamped,
     Timed,
     clock_of,
     frames_per_s,
@@ -47,67 +48,83 @@ from latentsync_trt.types import VideoInfo
 
 T = TypeVar("T")
 
-# If less is missing at the end of a video, its last picture is held: the sound is padded.
 HELD_S = Fraction(1, 2)
-_SLOW_FPS = 16  # below this, lips are seen to move in steps
+"""If less is missing at the end of a video, its last picture is held: the sound is padded."""
+_SLOW_FPS = 16
+"""Below this, lips are seen to move in steps."""
 _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
+"""What the picture does where it is extended, in words."""
 
-# Held to play them backwards. FFmpeg frees them together: two chunks are in memory at times.
 _CHUNK_BYTES = 128 * 2**20
-_LEAST_CHUNK = 2
-# Each thread of a decoder holds a picture, which it may decode for long.
+"""Of pictures that are held to play them backwards. FFmpeg frees them together: two chunks are in
+memory at times.
+"""
+_MIN_CHUNK = 2
+"""Pictures of a chunk, however large they are."""
 _THREADS_BYTES = 256 * 2**20
-# So much earlier than the first wanted picture is sought: a keyframe may be found by decoding time,
-# or be none.
+"""Of the pictures that the threads of a decoder hold, each of which may decode one for long."""
 _SEEK_BACK_S = (0, 2, 20)
+"""So much earlier than the first wanted picture is sought, one after the other: a keyframe may be
+found by decoding time, or be none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """How a video becomes frames. `fps`: frames per second; None = the source's own frames at its
-    own times, long ones repeated. `duration_s`: frames begin before this; None = at the end of the
-    video. `extend`: what follows the end of the video, without end: "pingpong" plays it backwards
-    and forwards, "loop" from the start; None stops. `delay_s`: time of the first picture, which is
-    also shown before. Pictures before 0 are left out.
-    """
+    """How a video becomes frames. Pictures before 0 are left out."""
 
     fps: Fraction | None = None
+    """Frames per second; None = the source's own frames at its own times, long ones repeated."""
     duration_s: Fraction | None = None
+    """Frames begin before this; None = at the end of the video."""
     extend: Extend | None = None
+    """What follows the end of the video, without end: "pingpong" plays it backwards and forwards,
+    "loop" from the start; None stops.
+    """
     delay_s: Fraction = Fraction(0)
+    """Time of the first picture, which is also shown before."""
 
     def expected_frames(self, info: VideoInfo) -> int | None:
-        """About how many frames a video gives; None where the file does not state enough."""
+        """Returns about how many frames a video gives; None where the file does not state
+        enough.
+        """
         fps = self.fps or info.frames_per_s
         if fps is not None and fps * LONGEST_PERIOD_S < 1:
             fps = Fraction(MODEL_FPS)
-        ends_s = (self.duration_s, info.duration_s if self.extend is None else None)
-        known_s = [end_s for end_s in ends_s if end_s is not None]
-        if known_s and fps:
-            return ceil(min(known_s) * fps)
-        return None
+        end_s = self.duration_s
+        if self.extend is None and info.duration_s is not None:
+            end_s = info.duration_s if end_s is None else min(end_s, info.duration_s)
+        if end_s is None or not fps:
+            return None
+        return ceil(end_s * fps)
 
 
 class VideoPasses:
     """The pictures of a video's main stream, as the decoder gives them, each until the next one's
-    time. Times that the container has rounded become those of the exact rate, see `timing.on_grid`.
-    To play backwards, pictures are decoded in chunks from the keyframe before each, or from the
-    start in a file in which that does not find them. Raises `MediaError`: the file cannot be read,
-    or breaks off; the message gives the time.
+    time, forwards or backwards.
+
+    Times that the container has rounded become those of the exact rate, see `timing.on_grid`. To
+    play backwards, pictures are decoded in chunks from the keyframe before each, or from the start
+    in a file in which that does not find them. Raises `MediaError`: the file cannot be read, or
+    breaks off; the message gives the time.
     """
+
+    period_s: Fraction
+    """For how long at a time a picture is held; 0 before the first pass."""
 
     def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path = path
         self._chunk_bytes = chunk_bytes
-        # What a picture lasts whose duration is missing, and for how long at a time one is held:
-        # known once opened.
-        self._usual_s = self.period_s = Fraction(0)
-        self._last_s = self._mean_s = Fraction(0)
+        self.period_s = Fraction(0)
+        self._stated_period_s = Fraction(0)  # of the mean rate
+        # What a pass forward tells those backward.
+        self._last_s = Fraction(0)
+        self._mean_period_s = Fraction(0)
         self._origin_s: Fraction | None = None
-        self._chunk = _LEAST_CHUNK
+        self._chunk = _MIN_CHUNK
 
     def forward(self) -> Generator[Timed[VideoFrame], None, None]:
-        """All pictures; the first one's time is 0."""
+        """Yields all pictures; the first one's time is 0."""
         count = 0
         has_stamps = True
         origin_s = None
@@ -118,13 +135,15 @@ class VideoPasses:
                 if count == 1:
                     origin_s = stamp_of(picture.item)
                     picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
-                    self._chunk = max(_LEAST_CHUNK, self._chunk_bytes // picture_bytes)
+                    self._chunk = max(_MIN_CHUNK, self._chunk_bytes // picture_bytes)
                 yield picture
             self._origin_s = origin_s if has_stamps else None
-            self._mean_s = self._last_s / max(count - 1, 1)
+            self._mean_period_s = self._last_s / max(count - 1, 1)
 
     def backward(self) -> Generator[Timed[VideoFrame], None, None]:
-        """The pictures from the last but one to the first, after a pass forward, with its times."""
+        """Yields the pictures from the last but one to the first, after a pass forward, with its
+        times.
+        """
         stop_s = self._last_s
         while stop_s > 0:
             chunk = self._before(stop_s)
@@ -133,46 +152,44 @@ class VideoPasses:
                 yield chunk.pop()
 
     def _before(self, stop_s: Fraction) -> deque[Timed[VideoFrame]]:
-        """The last pictures before `stop_s`, at least one, at most a chunk of them."""
-
-        def latest(pictures: Iterable[Timed[VideoFrame]]) -> deque[Timed[VideoFrame]]:
-            return deque(
-                takewhile(lambda picture: picture.time_s < stop_s, pictures), maxlen=self._chunk
-            )
-
+        """Returns the last pictures before `stop_s`, at least one, at most a chunk of them."""
         if self._origin_s is not None:
-            # the pass below tells
+            # The pass from the start, below, tells what cannot be read.
             with self._opened() as (container, stream), suppress(FFmpegError, MediaError):
                 for back_s in _SEEK_BACK_S:
-                    from_s = max(stop_s - self._chunk * self._mean_s - back_s, Fraction(0))
-                    container.seek(
-                        int((self._origin_s + from_s) / cast(Fraction, stream.time_base)),
-                        stream=stream,
-                    )
-                    chunk = latest(self._pictures(container, stream, self._origin_s))
+                    from_s = max(stop_s - self._chunk * self._mean_period_s - back_s, Fraction(0))
+                    unit_s = cast(Fraction, stream.time_base)
+                    container.seek(int((self._origin_s + from_s) / unit_s), stream=stream)
+                    pictures = self._pictures(container, stream, self._origin_s)
+                    chunk = self._last_chunk(pictures, stop_s)
                     if chunk and not any(picture.item.is_corrupt for picture in chunk):
                         return chunk
         with closing(self.forward()) as pictures:
-            return latest(pictures)
+            return self._last_chunk(pictures, stop_s)
+
+    def _last_chunk(
+        self, pictures: Iterable[Timed[VideoFrame]], stop_s: Fraction
+    ) -> deque[Timed[VideoFrame]]:
+        chunk = deque[Timed[VideoFrame]](maxlen=self._chunk)
+        for picture in pictures:
+            if picture.time_s >= stop_s:
+                break
+            chunk.append(picture)
+        return chunk
 
     def _pictures(
         self, container: InputContainer, stream: VideoStream, origin_s: Fraction | None = None
     ) -> Generator[Timed[VideoFrame], None, None]:
         clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decode_pictures(self._path, container, stream))
-        stamped = (
-            (stamp_of(each), max(each.duration, 0) * (each.time_base or Fraction(0)), each)
-            for each in frames
-        )
-        timed = on_clock(stamped, clock, self._usual_s)
+        timed = on_clock(map(_stamped, frames), clock, self._stated_period_s)
         if stream.average_rate:  # else the rate is no exact one
-            timed = on_grid(timed, stream.time_base, self._usual_s)
+            timed = on_grid(timed, stream.time_base, self._stated_period_s)
         for picture, following in with_next(timed):
-            yield (
-                replace(picture, duration_s=following.time_s - picture.time_s)
-                if following
-                else picture
-            )
+            if following is None:
+                yield picture
+            else:
+                yield replace(picture, duration_s=following.time_s - picture.time_s)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
@@ -184,25 +201,29 @@ class VideoPasses:
                 stream.codec_context.thread_count = max(most_threads, 1)
             for other in set(container.streams) - {stream}:
                 other.discard = Discard.all
-            if not self._usual_s:
-                self._usual_s = period_of(frames_per_s(self._path, stream))
-                if self._usual_s <= LONGEST_PERIOD_S:
-                    self.period_s = self._usual_s
-                else:
+            if not self._stated_period_s:
+                self._stated_period_s = period_of(frames_per_s(self._path, stream))
+                self.period_s = self._stated_period_s
+                if self.period_s > LONGEST_PERIOD_S:
                     self.period_s = Fraction(1, MODEL_FPS)
             yield container, stream
 
 
+def _stamped(frame: VideoFrame) -> Stamped[VideoFrame]:
+    duration_s = max(frame.duration, 0) * (frame.time_base or Fraction(0))
+    return Stamped(stamp_of(frame), duration_s, frame)
+
+
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
-    """The main video stream: the first that is marked as default, as players show it, else the
-    first; never a cover. `MediaError` if there is none or it is too large.
+    """Returns the main video stream: the first that is marked as default, as players show it, else
+    the first; never a cover. Raises `MediaError` if there is none or it is too large.
     """
     streams = picture_streams(container)
     if not streams:
         raise MediaError(f"{path}: has no video stream")
-    usual = [each for each in streams if each.disposition & Disposition.default]
+    defaults = [each for each in streams if each.disposition & Disposition.default]
     # Of a photo not the thumbnail, a depth map and the like.
-    stream = next(iter(usual), None) or min(streams, key=is_photo)
+    stream = defaults[0] if defaults else min(streams, key=is_photo)
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(
@@ -214,59 +235,59 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
 
 
 def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
-    """The output's pictures with their times in the source: `Timed(output's, …, Timed(source's,
-    …))`.
-    """
-    shown = _extended(source, playback)
+    """Yields the output's pictures, each as that of the source with its time there."""
+    pictures = _extended(source, playback)
     fps = playback.fps
     duration_s = playback.duration_s
     if fps is None:
-        repeated = _repeated(shown, source)
+        repeated = _repeated(pictures, source)
         if duration_s is None:
             return repeated
         return _cut(repeated, duration_s, source)
-    regular = (
-        Timed(index / fps, 1 / fps, item) for index, item in enumerate(at_constant_rate(shown, fps))
-    )
+    regular = _at_times(at_constant_rate(pictures, fps), fps)
     if duration_s is None:
         return regular
     return takewhile(lambda picture: picture.time_s < duration_s, regular)
 
 
+def _at_times(items: Iterable[T], fps: Fraction) -> Iterator[Timed[T]]:
+    for index, item in enumerate(items):
+        yield Timed(index / fps, 1 / fps, item)
+
+
 def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
-    """Pass after pass, without end unless `extend` is None; nothing if the source has no
+    """Yields pass after pass, without end unless `extend` is None; nothing if the source has no
     picture.
     """
     at_s = playback.delay_s
     count = 0
-    backward = False
+    is_backward = False
     last = None
     while True:
-        turned = playback.extend == "pingpong" and count > 0
-        pictures: Iterable[Timed[VideoFrame]]
-        if backward:
+        pictures: Iterable[Timed[VideoFrame]] = source.forward()
+        if is_backward:
             pictures = source.backward()
-        else:
-            pictures = islice(source.forward(), 1 if turned else 0, None)
+        elif playback.extend == "pingpong" and count:
+            pictures = islice(pictures, 1, None)
         for last in pictures:
             yield Timed(at_s, last.duration_s, last)
             at_s += last.duration_s
             count += 1
         if last is None or playback.extend is None:
             return
-        left_s = None if playback.duration_s is None else playback.duration_s - at_s
-        if count == 1 or (left_s is not None and left_s < HELD_S):
+        is_nearly_over = playback.duration_s is not None and playback.duration_s - at_s < HELD_S
+        if count == 1 or is_nearly_over:
             break
-        backward = playback.extend == "pingpong" and not backward
+        is_backward = playback.extend == "pingpong" and not is_backward
     while True:
         yield Timed(at_s, source.period_s, last)
         at_s += source.period_s
 
 
-def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[T]]:
+def _repeated(pictures: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[T]]:
     """Repeats the first picture from time 0 to its own time, and every picture that lasts long."""
     at_s = Fraction(0)
-    for picture in shown:
+    for picture in pictures:
         if picture.time_s < 0 and picture.end_s <= 0:
             continue
         if at_s < picture.time_s or picture.duration_s > LONGEST_PERIOD_S:
@@ -278,20 +299,20 @@ def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[
 
 
 def _cut(
-    shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses
+    pictures: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses
 ) -> Iterator[Timed[T]]:
-    """The pictures that begin before `duration_s`; the last one ends there, or after one period.
-    One that is shown is not repeated for less than a period: sound that is a few samples longer
-    than the picture must not add a frame.
+    """Yields the pictures that begin before `duration_s`; the last one ends there, or after one
+    period. One that is shown is not repeated for less than a period: sound that is a few samples
+    longer than the picture must not add a frame.
     """
-    for picture, following in with_next(shown):
-        left_s = Fraction(0) if following is None else duration_s - following.time_s
+    for picture, following in with_next(pictures):
         if picture.time_s >= duration_s:
             return
-        if following is None or left_s <= 0:
+        if following is None or following.time_s >= duration_s:
             longest_s = max(duration_s - picture.time_s, source.period_s)
             yield replace(picture, duration_s=min(picture.duration_s, longest_s))
             return
+        left_s = duration_s - following.time_s
         if following.item is picture.item and left_s < source.period_s:
             yield replace(picture, duration_s=picture.duration_s + left_s)
             return
@@ -299,8 +320,8 @@ def _cut(
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:
-    """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any;
-    repeated ones are the same object. The first picture is shown before its time, too.
+    """Yields `fps` pictures per second from time 0, at least one if there is any, by repeating or
+    dropping some; repeated ones are the same object. The first one is shown before its time, too.
     """
     index = 0
     for picture, following in with_next(pictures):
@@ -314,49 +335,49 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Itera
 
 
 def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
-    """That the output has another number of frames per second than the video, or too few for
-    lips.
+    """Returns notices that the output has another number of frames per second than the video, or
+    too few for lips.
     """
     rate = info.frames_per_s
     if rate is None or rate == MODEL_FPS:
         return []
+    stated = f"the video has {short_number(rate)} frames/s"
     if options.fps != "source":
-        return [f"the video has {short_number(rate)} frames/s, the output {options.fps} (--fps)"]
-    slow = (
-        f"the video has {short_number(rate)} frames/s, so lips move "
-        f"in steps; --fps {MODEL_FPS} repeats its pictures"
-    )
-    if rate < _SLOW_FPS and rate * LONGEST_PERIOD_S >= 1:
-        return [slow]
+        return [f"{stated}, the output {options.fps} (--fps)"]
+    if 1 / LONGEST_PERIOD_S <= rate < _SLOW_FPS:
+        return [f"{stated}, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"]
     return []
 
 
 def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) -> list[str]:
-    """That the picture is extended, or that picture or sound are cut by more than recordings of one
-    device differ; `audio_s`: when the sound ends.
+    """Returns notices that the picture is extended, or that picture or sound are cut by more than
+    recordings of one device differ.
+
+    Args:
+        audio_s: when the sound ends.
     """
     video_s = info.duration_s
     length = options.output_length
     rate = info.frames_per_s
-    still = video_s is not None and rate is not None and video_s * rate <= 1
-    if video_s is None or still or abs(video_s - audio_s) < HELD_S or length == "shortest":
+    if video_s is None or length == "shortest" or abs(video_s - audio_s) < HELD_S:
         return []
-    if video_s < audio_s:
-        if length == "video":
-            how = "the sound is cut"
-        else:
-            how = f"the picture {_EXTENDED[options.extend]}"
-    elif options.start is not None or options.end is not None:
+    is_still = rate is not None and video_s * rate <= 1
+    is_part = options.start is not None or options.end is not None
+    if is_still or (is_part and video_s > audio_s):
         return []
+    if video_s > audio_s:
+        outcome = "the picture is cut" if length == "audio" else "the rest is silent"
+    elif length == "video":
+        outcome = "the sound is cut"
     else:
-        how = "the picture is cut" if length == "audio" else "the rest is silent"
+        outcome = f"the picture {_EXTENDED[options.extend]}"
     sound = "audio" if options.mix is None else "sound of --mix"
     return [
         f"the video lasts {short_number(video_s)} s, the {sound} "
-        f"{short_number(audio_s)} s: {how} (--length, --extend)"
+        f"{short_number(audio_s)} s: {outcome} (--length, --extend)"
     ]
 
 
 def short_number(value: Fraction) -> str:
-    """`value` for people, with at most two decimals."""
+    """Returns a number for people, with at most two decimals."""
     return f"{float(value):.2f}".rstrip("0").rstrip(".")

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import chain, islice, pairwise
 from math import lcm
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import av
 from av import AudioFrame, VideoFrame, VideoStream
@@ -30,24 +30,33 @@ T = TypeVar("T")
 RESETS = cast(int, Flags.ts_discont.value)
 NO_STAMPS = cast(int, Flags.no_timestamps.value)
 
-BACK_S = Fraction(1)  # less is disorder or overlapping sound
-# FFmpeg's own limit for containers with resets. No held picture is taken for a jump below this.
+BACK_S = Fraction(1)
+"""A step back by this is a jump; less is disorder or overlapping sound."""
 FORWARD_S = Fraction(10)
+"""A step on by this is a jump where the container allows resets: FFmpeg's own limit. No held
+picture is taken for a jump below this.
+"""
 LONGEST_S = Fraction(3600)
+"""A step on by this is a jump everywhere."""
 
-# Stamps of sound less than this off the count of samples are not followed: each correction would be
-# heard as a click, and 40 ms are not seen as late or early (ITU-R BT.1359).
 JITTER_S = Fraction(1, 25)
-_RATES_AGREE = Fraction(1, 100_000)
-# A picture that lasts longer, as in a slide show, is repeated: lips must move.
+"""Stamps of sound less than this off the count of samples are not followed: each correction would
+be heard as a click, and 40 ms are not seen as late or early (ITU-R BT.1359).
+"""
 LONGEST_PERIOD_S = Fraction(1, 10)
-_MEASURED = 250  # pictures, for the rate
-_SHORTEST_S = Fraction(1, 25)  # of a picture whose duration is not stated or not plausible
+"""A picture that lasts longer, as in a slide show, is repeated: lips must move."""
+
+_RATE_TOLERANCE = Fraction(1, 100_000)
+"""Share by which a rate may differ from the usual one that is meant."""
+_PICTURES_MEASURED = 250
+"""As many pictures tell the rate that a file does not state."""
+_DEFAULT_PERIOD_S = Fraction(1, 25)
+"""Of a picture whose duration is not stated or not plausible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
-    """A picture, or samples, and its time in the output."""
+    """A picture, or samples, and when it is shown or heard."""
 
     time_s: Fraction
     duration_s: Fraction
@@ -58,14 +67,25 @@ class Timed(Generic[T]):
         return self.time_s + self.duration_s
 
 
+@dataclass(frozen=True, slots=True)
+class Stamped(Generic[T]):
+    """A picture as it lies in a file: its stamp and duration, where the file has them."""
+
+    stamp_s: Fraction | None
+    duration_s: Fraction | None
+    item: T
+
+
 def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
-    """Each item with the one after it; holds two."""
+    """Yields each item with the one after it; holds two."""
     for item, following in pairwise(chain(items, (None,))):
         yield cast(T, item), following
 
 
 def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
-    """The picture or sample whose time is nearest, the later of two equally near."""
+    """Returns the index of the picture or sample whose time is nearest, the later of two equally
+    near.
+    """
     # In integers: ten times as fast, for some hundred thousand packets.
     above = time_s.numerator * per_s.numerator
     below = time_s.denominator * per_s.denominator
@@ -80,38 +100,41 @@ def stamp_of(frame: AudioFrame | VideoFrame) -> Fraction | None:
 
 @dataclass
 class Clock:
-    """Turns the stamps of one stream into times, in the order of presentation. `path`: for errors.
-    `next_s`: time of the next picture or samples if they follow directly, at first that of the
-    first stamp. `origin_s`: stamp at time 0, where that is known; else the first stamp sets it.
-    `jitter_s`: a stamp less than this off what the one before implies counts as exact. `may_reset`:
-    whether the container allows resets.
-    """
+    """Turns the stamps of one stream into times, in the order of presentation."""
 
     path: Path
+    """For errors."""
     next_s: Fraction = Fraction(0)
+    """Time of the next picture or samples if they follow directly, at first that of the first
+    stamp.
+    """
     origin_s: Fraction | None = None
+    """Stamp at time 0, where that is known; else the first stamp sets it."""
     jitter_s: Fraction = Fraction(0)
+    """A stamp less than this off what the one before implies counts as exact."""
     may_reset: bool = False
+    """Whether the container allows resets."""
     stated_end_s: Fraction | None = None
+    """The last stamp that the file states."""
     _latest_s: Fraction | None = field(default=None, init=False)
 
     def advance(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
-        """The time of the next picture or samples, directly after the last without a stamp; refuses
-        jumps.
+        """Returns the time of the next picture or samples: without a stamp, directly after the
+        last. Raises `MediaError` where the clock jumps.
         """
         time_s = self.next_s if stamp_s is None else self._time_of(stamp_s)
         self.next_s = time_s + duration_s
-        if self._latest_s is None:
+        if self._latest_s is None or time_s > self._latest_s:
             self._latest_s = time_s
-        else:
-            self._latest_s = max(self._latest_s, time_s)
         return time_s
 
     def plausible(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
-        """`duration_s`, or what the file leaves for it if it is far more: most likely damaged."""
+        """Returns `duration_s`, or what the file leaves for it if it is far more: most likely
+        damaged.
+        """
         if stamp_s is None or self.stated_end_s is None:
             return min(duration_s, LONGEST_S)
-        left_s = max(self.stated_end_s - stamp_s, _SHORTEST_S)
+        left_s = max(self.stated_end_s - stamp_s, _DEFAULT_PERIOD_S)
         if duration_s < left_s + FORWARD_S:
             return duration_s
         return left_s
@@ -122,11 +145,7 @@ class Clock:
         time_s = stamp_s - self.origin_s
         if time_s == self.next_s:  # as nearly all do
             return time_s
-        beyond = self.may_reset or (self.stated_end_s is not None and stamp_s > self.stated_end_s)
-        most_s = FORWARD_S if beyond else LONGEST_S
-        if self._latest_s is not None and (
-            time_s <= self._latest_s - BACK_S or time_s - self.next_s >= most_s
-        ):
+        if self._latest_s is not None and self._jumps(time_s, stamp_s, self._latest_s):
             jump = f"from {float(self._latest_s):.2f} s to {float(time_s):.2f} s"
             cure = "write it anew: ffmpeg -i OLD -c copy NEW.mkv"
             raise MediaError(
@@ -136,23 +155,37 @@ class Clock:
             return self.next_s
         return time_s
 
+    def _jumps(self, time_s: Fraction, stamp_s: Fraction, latest_s: Fraction) -> bool:
+        is_beyond_end = self.stated_end_s is not None and stamp_s > self.stated_end_s
+        limit_s = FORWARD_S if self.may_reset or is_beyond_end else LONGEST_S
+        return time_s <= latest_s - BACK_S or time_s - self.next_s >= limit_s
 
-def clock_of(path: Path, stream: Stream, **settings: Any) -> Clock:
+
+def clock_of(
+    path: Path,
+    stream: Stream,
+    *,
+    next_s: Fraction = Fraction(0),
+    origin_s: Fraction | None = None,
+    jitter_s: Fraction = Fraction(0),
+) -> Clock:
+    """Returns the clock of a stream, see the fields of `Clock`."""
     container = cast(InputContainer, stream.container)
     may_reset = bool(container.format.flags & RESETS)
-    return Clock(path, may_reset=may_reset, stated_end_s=stated_end_s(container), **settings)
+    return Clock(path, next_s, origin_s, jitter_s, may_reset, stated_end_s(container))
 
 
 def stated_end_s(container: InputContainer) -> Fraction | None:
-    """The last stamp plus its duration over all streams, as the file states it."""
-    end = (container.start_time or 0) + (container.duration or 0)
-    if container.duration:
-        return Fraction(end, av.time_base)
-    return None
+    """Returns the last stamp plus its duration over all streams, as the file states it."""
+    if not container.duration:
+        return None
+    return Fraction((container.start_time or 0) + container.duration, av.time_base)
 
 
 def frames_per_s(path: Path, stream: VideoStream) -> Fraction | None:
-    """The mean rate, the model's of a single picture; for 59.9401 the usual rate that is meant."""
+    """Returns the mean rate, the model's of a single picture; for 59.9401 the usual rate that is
+    meant.
+    """
     if stream.frames == 1:
         return Fraction(MODEL_FPS)
     # with raw H.264, FFmpeg has an average of 25 for any rate
@@ -164,36 +197,30 @@ def frames_per_s(path: Path, stream: VideoStream) -> Fraction | None:
         rate = _rate_of_stamps(path, stream.index)
     if not rate:
         return None
-    usual = (Fraction(round(rate)), Fraction(1000 * round(rate * Fraction(1001, 1000)), 1001))
-    return next((one for one in usual if abs(one - rate) <= rate * _RATES_AGREE), Fraction(rate))
+    ntsc_rate = Fraction(1000 * round(rate * Fraction(1001, 1000)), 1001)
+    for usual in (Fraction(round(rate)), ntsc_rate):
+        if abs(usual - rate) <= rate * _RATE_TOLERANCE:
+            return usual
+    return Fraction(rate)
 
 
 def _is_unit(rate: Fraction, stream: VideoStream) -> bool:
-    """Whether a rate is only the unit of time, as FFmpeg has it for raw DV: its pictures are
-    further apart.
+    """Returns whether a rate is only the unit of time, as FFmpeg has it for raw DV: its pictures
+    are further apart.
     """
-    return (
-        stream.time_base is not None and rate * stream.time_base == 1 and rate != stream.base_rate
-    )
+    unit_s = stream.time_base
+    return unit_s is not None and rate * unit_s == 1 and rate != stream.base_rate
 
 
 def _rate_of_stamps(path: Path, index: int) -> Fraction:
-    """The rate at which the first pictures of a stream are played, those that are held with their
-    repetitions. For recordings of browsers and screens, FFmpeg only has the unit of time, as 1000
-    pictures a second.
+    """Returns the rate at which the first pictures of a stream are played, those that are held with
+    their repetitions. For recordings of browsers and screens, FFmpeg only has the unit of time, as
+    1000 pictures a second.
     """
-    with open_input(path) as container:
-        stream = container.streams[index]
-        for other in container.streams:
-            if other.index != index:
-                other.discard = Discard.all
-        packets = islice(guarded(path, stream, container.demux(stream)), _MEASURED)
-        stamps = {packet.pts for packet in packets if packet.pts is not None}
-        unit_s = stream.time_base or Fraction(0)
     frames = Fraction(0)
     length_s = Fraction(0)
-    for stamp, following in pairwise(sorted(stamps)):
-        step_s = (following - stamp) * unit_s
+    for stamp_s, following_s in pairwise(_first_stamps_s(path, index)):
+        step_s = following_s - stamp_s
         frames += 1 if step_s <= LONGEST_PERIOD_S else step_s * MODEL_FPS
         length_s += step_s
     if length_s:
@@ -201,24 +228,33 @@ def _rate_of_stamps(path: Path, index: int) -> Fraction:
     return Fraction(MODEL_FPS)
 
 
+def _first_stamps_s(path: Path, index: int) -> list[Fraction]:
+    with open_input(path) as container:
+        stream = container.streams[index]
+        for other in container.streams:
+            if other.index != index:
+                other.discard = Discard.all
+        packets = islice(guarded(path, stream, container.demux(stream)), _PICTURES_MEASURED)
+        stamps = {packet.pts for packet in packets if packet.pts is not None}
+        unit_s = stream.time_base or Fraction(0)
+    return [stamp * unit_s for stamp in sorted(stamps)]
+
+
 def period_of(rate: Fraction | None) -> Fraction:
-    """Seconds between pictures whose durations are missing."""
+    """Returns the seconds between pictures whose durations are missing."""
     if rate:
         return 1 / rate
-    return _SHORTEST_S
+    return _DEFAULT_PERIOD_S
 
 
 def time_base_of(stream: VideoStream, rate: Fraction | None) -> Fraction | None:
-    """The unit of time, or a part of it in which the period is exact, unlike Matroska's 1/1000
-    s.
+    """Returns the unit of time, or a part of it in which the period is exact, unlike Matroska's
+    1/1000 s.
     """
     unit_s = stream.time_base
-    if (
-        unit_s is None
-        or rate is None
-        or not stream.average_rate
-        or (1 / rate / unit_s).denominator == 1
-    ):
+    if unit_s is None or rate is None or not stream.average_rate:
+        return unit_s
+    if _is_exact(1 / rate, unit_s):
         return unit_s
     common = lcm(unit_s.denominator, rate.numerator)
     if common <= 1_000_000:
@@ -226,38 +262,45 @@ def time_base_of(stream: VideoStream, rate: Fraction | None) -> Fraction | None:
     return unit_s
 
 
+def _is_exact(time_s: Fraction, unit_s: Fraction) -> bool:
+    """Returns whether a time is a multiple of a unit."""
+    return (time_s / unit_s).denominator == 1
+
+
 def on_clock(
-    pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], clock: Clock, period_s: Fraction
+    pictures: Iterable[Stamped[T]], clock: Clock, period_s: Fraction
 ) -> Iterator[Timed[T]]:
-    """Assigns strictly increasing times to pictures with stamps and durations, which may be
-    missing; drops those not later than the one before. `period_s`: the duration where it is
-    missing.
+    """Assigns strictly increasing times to pictures; drops those not later than the one before.
+
+    Args:
+        period_s: the duration where it is missing.
     """
     last_s: Fraction | None = None
-    for stamp_s, stated_s, item in pictures:
-        duration_s = clock.plausible(stamp_s, stated_s or period_s)
-        time_s = clock.advance(stamp_s, duration_s)
+    for picture in pictures:
+        duration_s = clock.plausible(picture.stamp_s, picture.duration_s or period_s)
+        time_s = clock.advance(picture.stamp_s, duration_s)
         if last_s is None or time_s > last_s:
             last_s = time_s
-            yield Timed(time_s, duration_s, item)
+            yield Timed(time_s, duration_s, picture.item)
 
 
 def on_grid(
-    pictures: Iterable[Timed[T]], unit_s: Fraction | None, period: Fraction
+    pictures: Iterable[Timed[T]], unit_s: Fraction | None, period_s: Fraction
 ) -> Iterator[Timed[T]]:
     """Moves times that coarse stamps, multiples of `unit_s`, have rounded to the nearest multiple
     of the period.
     """
-    if unit_s is None or (period / unit_s).denominator == 1 or period < 2 * unit_s:
+    if unit_s is None or _is_exact(period_s, unit_s) or period_s < 2 * unit_s:
         yield from pictures
         return
     last_s = Fraction(-1)
     for picture in pictures:
-        exact_s = nearest(picture.time_s, 1 / period) * period
-        if last_s < exact_s and abs(exact_s - picture.time_s) < unit_s:
+        time_s = picture.time_s
+        exact_s = nearest(time_s, 1 / period_s) * period_s
+        if last_s < exact_s and abs(exact_s - time_s) < unit_s:
             time_s = exact_s
-        else:
-            time_s = picture.time_s
-        rounded = abs(picture.duration_s - period) < unit_s
-        yield Timed(time_s, period if rounded else picture.duration_s, picture.item)
+        duration_s = picture.duration_s
+        if abs(duration_s - period_s) < unit_s:
+            duration_s = period_s
+        yield Timed(time_s, duration_s, picture.item)
         last_s = time_s
