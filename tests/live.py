@@ -20,11 +20,11 @@ PAINTED = 1
 LOOP = 7
 
 
-def planes_of(kind: int, position: int, share: float = 1.0) -> YuvPlanes:
+def planes_of(kind: int, position: int, opacity: float = 1.0) -> YuvPlanes:
     """A picture that tells what it is: its kind, index or position, and quarters of the painted
     face.
     """
-    y = np.array([[kind, position % 251], [round(4 * share), 0]], np.uint8)
+    y = np.array([[kind, position % 251], [round(4 * opacity), 0]], np.uint8)
     return YuvPlanes(y, y[:1, :1], y[:1, :1], ColorTags())
 
 
@@ -43,6 +43,7 @@ class ToyPainter:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.windows: list[tuple[Sequence[PlannedFrame], int]] = []
+        self.loop: Any = toy_loop()
         self.error = error
 
     def latents(
@@ -60,8 +61,8 @@ class ToyPainter:
     def patch(self, position: int, painted: UInt16Array, *, begins: bool) -> Patch:
         return Patch(0, 0, painted, np.zeros(0, np.float32))
 
-    def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
-        return planes_of(PAINTED, position, share)
+    def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
+        return planes_of(PAINTED, position, opacity)
 
 
 class Inline(Executor):
@@ -110,11 +111,9 @@ def toy_session(
     """A session that paints at once, or in `painting`, under a clock that stands still, or
     `now`.
     """
-    made: Any = painter or ToyPainter()
+    toy: Any = painter or ToyPainter()
     executors = painting or Inline(), Inline()
-    return LiveSession(
-        made, toy_loop(), LiveOptions(**options), executors=executors, now=now, paint_s=paint_s
-    )
+    return LiveSession(toy, LiveOptions(**options), executors=executors, now=now, paint_s=paint_s)
 
 
 def take(session: LiveSession, count: int) -> list[LiveFrame]:
@@ -164,10 +163,10 @@ class PicturePainter(ToyPainter):
 
     def __init__(self, loop: PictureLoop) -> None:
         super().__init__()
-        self._loop = loop
+        self.loop = loop
 
-    def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
-        return flat_planes(self._loop.info, 220)
+    def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
+        return flat_planes(self.loop.info, 220)
 
 
 def flat_planes(info: VideoInfo, level: int) -> YuvPlanes:

@@ -17,9 +17,10 @@ from latentsync_trt import LipSync, LiveOptions, LiveSession
 from latentsync_trt.cli import main
 from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import Busy, InputError, NoFaceError
+from latentsync_trt.live import cost as live_cost
 from latentsync_trt.live import sessions
+from latentsync_trt.live.cost import WindowCost
 from latentsync_trt.live.idle import IdleLoop
-from latentsync_trt.live.sessions import Cost
 from latentsync_trt.media.reader import read_frames
 from tests.clips import numbered, write_clip, write_video
 from tests.live import Inline, take, until_idle, voice
@@ -27,7 +28,7 @@ from tests.small import small_bundle
 
 IDLE_FRAMES = 10
 OPTIONS = LiveOptions(steps=2, cache_interval=1)
-MEASURED = sessions.measured
+MEASURED = sessions.measure_cost
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,11 @@ def idle_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cost() -> Iterator[list[Cost]]:
+def cost() -> Iterator[list[WindowCost]]:
     """Of a window, said to be nothing, so that networks on the CPU are admitted."""
-    found = [Cost(0.0, 0.0)]
+    found = [WindowCost(0.0, 0.0)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "measured", lambda *_: found[0])
+        patch.setattr(sessions, "measure_cost", lambda *_: found[0])
         patch.setattr(sessions, "composing_s", lambda *_: 0.0)
         yield found
 
@@ -129,10 +130,10 @@ def test_many_sessions_leave_nothing(lip_sync: LipSync, opened: LiveSession) -> 
 
 
 def test_as_many_are_admitted_as_can_be_painted(
-    lip_sync: LipSync, opened: LiveSession, cost: list[Cost]
+    lip_sync: LipSync, opened: LiveSession, cost: list[WindowCost]
 ) -> None:
     options = LiveOptions(steps=3, cache_interval=1)
-    cost[0] = Cost(first_s=0.05, busy_s=0.4 * 8 * 0.04)
+    cost[0] = WindowCost(first_s=0.05, busy_s=0.4 * 8 * 0.04)
     with lip_sync.stream(opened.loop, options) as first:
         second = lip_sync.stream(opened.loop, options)
         with pytest.raises(
@@ -143,7 +144,7 @@ def test_as_many_are_admitted_as_can_be_painted(
         second.close()
         lip_sync.stream(opened.loop, options).close()
         assert not next(first).late
-    cost[0] = Cost(first_s=0.05, busy_s=8 * 0.04)
+    cost[0] = WindowCost(first_s=0.05, busy_s=8 * 0.04)
     slow = LiveOptions(steps=4, cache_interval=1, slow=True)
     with pytest.raises(Busy, match="slower than real time"):
         lip_sync.stream(opened.loop, replace(slow, slow=False))
@@ -152,14 +153,14 @@ def test_as_many_are_admitted_as_can_be_painted(
         pytest.raises(Busy, match="no room for another session"),
     ):
         lip_sync.stream(opened.loop, slow)
-    cost[0] = Cost(0.0, 0.0)
+    cost[0] = WindowCost(0.0, 0.0)
 
 
 def test_a_machine_that_is_too_slow_is_told_in_time_and_reads_no_clip(
     lip_sync: LipSync, idle_clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "measured", MEASURED)
-    monkeypatch.setattr(sessions, "measure_s", lambda _: 0.3)
+    monkeypatch.setattr(sessions, "measure_cost", MEASURED)
+    monkeypatch.setattr(live_cost, "measure_s", lambda _: 0.3)
 
     def paint(_: object, __: object, ___: object, check: Callable[[], None]) -> None:
         for _step in range(1000):
@@ -171,7 +172,7 @@ def test_a_machine_that_is_too_slow_is_told_in_time_and_reads_no_clip(
     with pytest.raises(Busy, match=r"at least 0\.30 s of 0\.32 s.*--slow"):
         lip_sync.stream(idle_clip, replace(OPTIONS, guidance=1.7))
     monkeypatch.setitem(MODEL_RESOLUTION_PX, "demo", 64)
-    monkeypatch.setattr(sessions, "measured", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(sessions, "measure_cost", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(Busy, match="on the CPU"):
         lip_sync.stream(idle_clip, replace(OPTIONS, guidance=1.8))
 
@@ -179,14 +180,14 @@ def test_a_machine_that_is_too_slow_is_told_in_time_and_reads_no_clip(
 def test_a_window_is_measured_without_a_clip(
     lip_sync: LipSync, opened: LiveSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Cost] = []
+    found: list[WindowCost] = []
 
-    def measured(*arguments: Any) -> Cost:
+    def measured(*arguments: Any) -> WindowCost:
         found.append(MEASURED(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(sessions, "measured", measured)
-    monkeypatch.setattr(sessions, "measure_s", lambda _: 600.0)
+    monkeypatch.setattr(sessions, "measure_cost", measured)
+    monkeypatch.setattr(live_cost, "measure_s", lambda _: 600.0)
     options = replace(OPTIONS, guidance=1.9, hop=2, slow=True)
     for _ in range(2):  # once for all sessions with these options
         lip_sync.stream(opened.loop, options).close()

@@ -87,10 +87,10 @@ class LoudPainter(PicturePainter):
             self._last_half = second
         return super().latents(planned, ahead, check)
 
-    def picture(self, position: int, patch: Patch, share: float) -> YuvPlanes:
+    def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
         if position in self._loud:
-            return super().picture(position, patch, share)
-        return self._loop.planes[0]
+            return super().picture(position, patch, opacity)
+        return self.loop.planes[0]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("aioice.ice.get_host_addresses", lambda *_, **__: ["127.0.0.1"])
     loop = cast(Any, PictureLoop(picture_info(480, 480, rgb=False)))
     service = LiveService(
-        lambda: LiveSession(cast(Any, LoudPainter(loop)), loop, LiveOptions(hop=4)), LiveLimits()
+        lambda: LiveSession(cast(Any, LoudPainter(loop)), LiveOptions(hop=4)), LiveLimits()
     )
     with answering(live_app(service, None, own_hosts=True)) as found:
         yield found

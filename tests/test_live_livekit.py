@@ -24,7 +24,7 @@ def opened(**options: Any) -> LiveSession:
     loop: Any = PictureLoop(picture_info(64, 48, rgb=False))
     painter: Any = PicturePainter(loop)
     return LiveSession(
-        painter, loop, LiveOptions(**options), executors=(Inline(), Inline()), now=lambda: 0.0
+        painter, LiveOptions(**options), executors=(Inline(), Inline()), now=lambda: 0.0
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latentsync_trt.live.planner import LivePlanner, Shown
+from latentsync_trt.live.planner import LivePlanner, NextPicture
 from latentsync_trt.live.speech_queue import SpeechQueue
 from tests.live import voice
 
@@ -17,7 +17,7 @@ def planner_after(*said_frames: float, ended: bool) -> LivePlanner:
     planner = LivePlanner(queue, HOP, LOOK_AHEAD_MS, np.zeros(640, np.float32))
     for count in said_frames:
         queue.say(voice(count * 0.04), 16_000)
-        planner.said()
+        planner.on_speech()
     if ended:
         planner.end()
     return planner
@@ -68,6 +68,6 @@ def test_stop_keeps_the_painted_frames_in_which_a_shown_mouth_fades(
         planner.show(9 - place)
     assert planner.stop(painted) == planner.waiting == fading
     for place in range(fading):
-        assert planner.show(fading - place).mouth
+        assert planner.show(fading - place).painted
     assert planner.idle
-    assert planner.show(0) == Shown()
+    assert planner.show(0) == NextPicture()

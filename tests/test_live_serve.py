@@ -52,7 +52,7 @@ def only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def session() -> LiveSession:
     loop = cast(Any, PictureLoop(picture_info(64, 64, rgb=False)))
     painter = cast(Any, PicturePainter(loop))
-    return LiveSession(painter, loop, LiveOptions(), executors=(Inline(), Inline()))
+    return LiveSession(painter, LiveOptions(), executors=(Inline(), Inline()))
 
 
 @pytest.fixture

@@ -14,28 +14,29 @@ FRAME_S = Fraction(1, MODEL_FPS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveFrame:
-    """40 ms of the session.
-
-    `planes`: the picture, in the idle clip's own format. `sound (n,)` float32 in [−1, 1], mono, at
-    the session's rate: what is heard while the picture is shown. `speaking`: the sound is speech.
-    `utterance`: its number, from 1, or 0 where nothing is said; `ends`: it is the last of the
-    utterance. `late`: the last picture again, as the next one was not painted in time. `delay_s`:
-    from `say` with the end of its speech until this frame was given, by the session's clock; None
-    without speech.
-    """
+    """40 ms of the session."""
 
     index: int
     planes: YuvPlanes
+    """The picture, in the idle clip's own format."""
     sound: Float32Array
+    """What is heard while the picture is shown, `(n,)` float32 in [−1, 1], mono, at the session's
+    rate."""
     utterance: int = 0
+    """The number of what is said, from 1; 0 where nothing is."""
     speaking: bool = False
+    """Whether the sound is speech."""
     ends: bool = False
+    """Whether the frame is the last of the utterance."""
     late: bool = False
+    """Whether the picture is the last one again, as the next one was not painted in time."""
     delay_s: float | None = None
+    """Seconds from `say` with the end of its speech until this frame was given, by the session's
+    clock; None without speech."""
 
     @property
     def time_s(self) -> Fraction:
-        """When it begins, in seconds of the session."""
+        """When the frame begins, in seconds of the session."""
         return self.index * FRAME_S
 
     @property
@@ -46,17 +47,18 @@ class LiveFrame:
 
 @dataclass(slots=True)
 class Counts:
-    """What a session has done so far, in frames.
-
-    `painted`: with a new mouth. `spoken`: with speech. `late`: the last picture again and silence,
-    as painting was not done. `starved`: silence painted since speech did not arrive in time.
-    `windows`: runs of the networks, which took `painting_s` seconds.
-    """
+    """What a session has done so far, in frames."""
 
     frames: int = 0
     painted: int = 0
+    """Frames with a new mouth."""
     spoken: int = 0
+    """Frames with speech."""
     late: int = 0
+    """Frames with the last picture again and silence, as painting was not done."""
     starved: int = 0
+    """Frames of silence that were painted since speech did not arrive in time."""
     windows: int = 0
+    """Runs of the networks."""
     painting_s: float = 0.0
+    """Seconds that these runs took."""

@@ -14,60 +14,69 @@ FADE_FRAMES = 4
 """In the first and the last 160 ms less of the painted face shows."""
 
 _TAIL_FRAMES = 5
-"""Of silence that are painted after speech: the mouth closes."""
+"""Frames of silence that are painted after speech: the mouth closes."""
 
 _SPARE_FRAMES = 1
-"""More than painting takes, as pieces of speech and who takes frames come unevenly."""
+"""Frames beyond those that pass in painting, as pieces of speech and who takes frames come
+unevenly."""
 
 _PATIENCE_FRAMES = 10
-"""In which more must be said, where there is too little for a window and no end: 400 ms."""
+"""Frames in which more must be said, where there is too little for a window and no end: 400 ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedFrame:
-    """A frame to paint. `position`: its place in the session's time, in the idle loop; `share`: how
-    much of the painted face shows, in ]0, 1]; `begins`: nothing was painted right before it.
-    """
+    """A frame to paint."""
 
     position: int
     spoken: SpokenFrame
-    share: float
+    opacity: float
+    """How much of the painted face shows, in ]0, 1]."""
     begins: bool
+    """Whether nothing was painted right before this frame."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What is shown next. `late`: the last picture again; `mouth`: the next painted frame, else one
-    of the idle clip.
-
-    `ended`: number of an utterance that ended before it, 0 if none did.
-    """
+class NextPicture:
+    """What is shown next: a picture of the idle clip, unless another is named."""
 
     late: bool = False
-    mouth: bool = False
+    """Whether the last picture is shown again."""
+    painted: bool = False
+    """Whether the next painted frame is shown."""
     ended: int = 0
+    """The number of an utterance that ended before it, 0 if none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LateEnd:
+    """The end of an utterance that was not known when its last frame was planned."""
+
+    position: int
+    """The last position that had been planned."""
+    utterance: int
 
 
 class LivePlanner:
-    """The state of a session's time. `position`: of the frame that was shown last; `starved`: see
-    `Counts`.
-    """
+    """The state of a session's time."""
 
     def __init__(
         self, speech: SpeechQueue, hop: int, look_ahead_ms: int, silence: Float32Array
     ) -> None:
+        self.position = -1
+        """The position of the picture that was shown last."""
+        self.starved = 0
+        """As `Counts.starved`."""
         self._speech = speech
         self._hop = hop
         self._look_ahead_ms = look_ahead_ms
-        self._silence = silence
-        self.position = -1
-        self.starved = 0
+        self._silent = silent_frame(silence)
         self._shows_mouth = False
         self._expected = deque[int]()  # positions of frames that are planned and not shown yet
         self._next: int | None = None  # position of the next frame to plan, while there is speech
-        self._faded_in = self._tail = 0
-        # last positions of utterances that ended after they had been planned
-        self._ends = deque[tuple[int, int]]()
+        self._faded_in = 0  # the opacity of the last planned frame, in steps of 1 / FADE_FRAMES
+        self._tail = 0  # how many frames of silence are to be painted after the speech
+        self._ends = deque[_LateEnd]()
         self._patience = _PATIENCE_FRAMES
 
     @property
@@ -80,31 +89,32 @@ class LivePlanner:
         """Whether nothing is said, and nothing waits to be."""
         return not self._expected and not self._speech.left_s and self._next is None
 
-    def said(self) -> None:
-        """Speech has come."""
+    def on_speech(self) -> None:
+        """Restarts the wait for more speech."""
         self._patience = _PATIENCE_FRAMES
 
     def end(self) -> None:
         """The utterance is complete."""
-        if self._speech.end():  # after all of it was planned
-            self._ends.append((self._last_planned, self._speech.number))
+        if self._speech.end():
+            self._ends.append(_LateEnd(self._last_planned(), self._speech.number))
 
     def stop(self, painted: int) -> int:
-        """Drops what was planned, but of the next `painted` frames those in which the mouth fades;
-        returns how many.
+        """Drops what was planned, except those of the next `painted` frames in which the mouth
+        fades; returns how many these are.
         """
         self._speech.clear()
         self._ends.clear()
         self._next = None
-        fading = [
-            each for each in [*self._expected][:painted] if each < self.position + FADE_FRAMES
-        ]
-        self._expected = deque(fading if self._shows_mouth else ())
-        return len(self._expected)
+        fading = list[int]()
+        if self._shows_mouth:
+            end = self.position + FADE_FRAMES
+            fading = [position for position in [*self._expected][:painted] if position < end]
+        self._expected = deque(fading)
+        return len(fading)
 
     def is_pressed(self, paint_frames: int) -> bool:
-        """Whether a window, which takes `paint_frames`, must begin with the speech there is; once a
-        frame.
+        """Returns whether a window, which takes `paint_frames`, must begin with the speech there
+        is; to be called once a frame.
         """
         self._patience -= 1
         if self._next is None:
@@ -112,67 +122,72 @@ class LivePlanner:
         return self._next - self.position - 1 <= paint_frames
 
     def window(self, paint_frames: int, *, pressed: bool) -> list[PlannedFrame]:
-        """The frames of the next window; none while more speech should be waited for, or far enough
-        ahead.
+        """Returns the frames of the next window; none while more speech should be waited for, or
+        far enough ahead.
         """
         if len(self._expected) > self._hop + paint_frames + _SPARE_FRAMES:
             return []
         count, is_all = self._speech.ready(self._look_ahead_ms)
         starved = False
-        if count < self._hop and not pressed and not (is_all and self._next is None):
-            return []  # more may come until it is needed
-        if count < self._hop and not is_all:
-            count, _ = self._speech.ready(0)
-            starved = is_all = not count
-        if not count and self._next is None:
-            return []
+        if count < self._hop:
+            is_whole_utterance = is_all and self._next is None
+            if not pressed and not is_whole_utterance:
+                return []  # more may come until it is needed
+            if not is_all:
+                count, _ = self._speech.ready(0)
+                starved = not count
         if self._next is None:
-            self._next = max(self.position + paint_frames + _SPARE_FRAMES, self._last_planned) + 1
+            if not count:
+                return []
+            first = self.position + paint_frames + _SPARE_FRAMES
+            self._next = max(first, self._last_planned()) + 1
             self._faded_in = 0
-        planned = self._planned(
-            self._next, min(count, self._hop), is_all=is_all and count <= self._hop
-        )
-        self.starved += starved * len(planned)
+        spoken = min(count, self._hop)
+        planned = self._spoken_frames(self._next, spoken)
+        if starved or (is_all and count <= self._hop):
+            planned += self._closing_frames(self._next + spoken, self._hop - spoken)
+        self._next += len(planned)
+        if not self._tail:
+            self._next = None
+        if starved:
+            self.starved += len(planned)
         self._expected.extend(each.position for each in planned)
         return planned
 
-    @property
     def _last_planned(self) -> int:
+        """Returns the position of the last frame that was shown or is planned."""
         return max([self.position, *[*self._expected][-1:]])
 
-    def _planned(self, first: int, count: int, *, is_all: bool) -> list[PlannedFrame]:
-        """`count` frames of speech, and, where that is all, of the silence after it, from position
-        `first`.
-        """
-        begins = not self._faded_in
-        spoken = [self._speech.take() for _ in range(count)]
-        self._tail = _TAIL_FRAMES if spoken else self._tail
-        tail = min(self._hop - count, self._tail) if is_all else 0
-        shares = [min(1.0, (self._faded_in + 1 + place) / FADE_FRAMES) for place in range(count)]
-        shares += [min(1.0, (self._tail - place) / FADE_FRAMES) for place in range(tail)]
-        spoken += [silent_frame(self._silence)] * tail
-        if shares:
-            self._faded_in = round(shares[-1] * FADE_FRAMES)
-        else:
-            self._faded_in = self._faded_in
-        self._tail -= tail
-        self._next = None if tail and not self._tail else first + len(spoken)
-        return [
-            PlannedFrame(first + place, frame, share, begins and place == 0)
-            for place, (frame, share) in enumerate(zip(spoken, shares, strict=True))
-        ]
+    def _spoken_frames(self, first: int, count: int) -> list[PlannedFrame]:
+        planned = []
+        for position in range(first, first + count):
+            begins = not self._faded_in
+            self._faded_in = min(self._faded_in + 1, FADE_FRAMES)
+            self._tail = _TAIL_FRAMES
+            opacity = self._faded_in / FADE_FRAMES
+            planned.append(PlannedFrame(position, self._speech.take(), opacity, begins))
+        return planned
 
-    def show(self, painted: int) -> Shown:
+    def _closing_frames(self, first: int, most: int) -> list[PlannedFrame]:
+        """Returns up to `most` frames of silence, in which the mouth closes."""
+        planned = []
+        for position in range(first, first + min(most, self._tail)):
+            self._faded_in = min(self._tail, FADE_FRAMES)
+            self._tail -= 1
+            opacity = self._faded_in / FADE_FRAMES
+            planned.append(PlannedFrame(position, self._silent, opacity, begins=False))
+        return planned
+
+    def show(self, painted: int) -> NextPicture:
         """Goes on by a frame, where `painted` of the planned ones are there."""
         due = self._expected[0] if self._expected else self._next
         if due == self.position + 1 and not painted:
-            return Shown(late=True)
+            return NextPicture(late=True)
         self.position += 1
         self._shows_mouth = bool(self._expected) and self._expected[0] == self.position
         if self._shows_mouth:
             self._expected.popleft()
-        if self._ends and self._ends[0][0] < self.position:
-            ended = self._ends.popleft()[1]
-        else:
-            ended = 0
-        return Shown(mouth=self._shows_mouth, ended=ended)
+        ended = 0
+        if self._ends and self._ends[0].position < self.position:
+            ended = self._ends.popleft().utterance
+        return NextPicture(painted=self._shows_mouth, ended=ended)

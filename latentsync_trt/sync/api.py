@@ -225,4 +225,4 @@ class LipSync:
 
         with self._slot.entered("stream"):
             self._live = self._live or LiveSessions(self._slot)
-            return self._live.open(video, options or LiveOptions(), executors=executors, now=now)
+            return self._live.open(video, options or LiveOptions(), executors, now)
