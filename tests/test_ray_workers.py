@@ -17,6 +17,7 @@ import pytest
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.batch.dispatch import Dispatcher
+from latentsync_trt.batch.ray_workers import ClusterPlan, plan_cluster
 from latentsync_trt.batch.tasks import (
     Event,
     Failed,
@@ -26,7 +27,7 @@ from latentsync_trt.batch.tasks import (
     Task,
     WorkerSettings,
 )
-from latentsync_trt.batch.workers import make_workers, plan
+from latentsync_trt.batch.workers import make_workers
 from latentsync_trt.errors import InputError
 from tests.clips import decoded, write_clip
 from tests.s3 import BUCKET, s3_server
@@ -92,7 +93,7 @@ GPUS_4 = {"CPU": 64.0, "GPU": 4.0}
 def test_what_workers_ask_for(
     nodes: list[dict[str, float]], provider: str, expected: tuple[int, int, int]
 ) -> None:
-    assert plan(nodes, provider, None, 20) == expected
+    assert plan_cluster(nodes, provider, None, 20) == ClusterPlan(*expected)
 
 
 # With a cluster

@@ -85,7 +85,7 @@ def made(tmp_path: Path) -> Path:
     ],
 )
 def test_names_of_fetched_files(url: str, name: str) -> None:
-    assert remote_files.name_of(url) == name
+    assert remote_files.url_file_name(url) == name
 
 
 # S3

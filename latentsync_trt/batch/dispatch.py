@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import methodcaller
 
 from latentsync_trt.batch.local import WorkerHandle
-from latentsync_trt.batch.remote_files import shown
+from latentsync_trt.batch.remote_files import without_secrets
 from latentsync_trt.batch.tasks import (
     CanceledEvent,
     Event,
@@ -25,26 +26,28 @@ from latentsync_trt.batch.tasks import (
 from latentsync_trt.child_main import CallCanceled
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
+from latentsync_trt.types import Progress
 
-ATTEMPTS = 3  # of a task whose worker is lost each time, and of a worker to start
-# Windows delivers Ctrl-C only between waits.
-_POLL_S = 0.2
+ATTEMPTS = 3
+"""How often a task runs whose worker is lost each time, and how often a worker tries to start."""
+_TICK_S = 0.2
+"""Time between two calls of `on_poll`. Windows delivers Ctrl-C only between waits."""
 _LEAVE_S = 5.0
+"""Time for the threads of workers to end."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A task that waits or runs.
-
-    `worker`: that has it, None while it waits. `alone`: a worker was lost with it, so no other one
-    runs beside it, to be lost, too. `crash`: as of the `WorkerLost`.
-    """
+    """A task that waits or runs."""
 
     task: Task
     attempt: int
     worker: WorkerHandle | None = None
+    """The worker that has the task; None while it waits."""
     alone: bool = False
+    """Whether a worker was lost with it, so that no other task runs beside it, to be lost, too."""
     crash: str = ""
+    """What ended that worker, as in `WorkerLost`."""
     canceled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -111,20 +114,20 @@ class Dispatcher:
         """Returns when every task has ended; raises KeyboardInterrupt on a signal, or the last
         worker's error. `on_poll`: called several times a second meanwhile.
         """
-        while self._goes_on():
-            on_poll()
-        with self._changed:
-            if exit_code():  # Python drops the error of a signal that arrives within a destructor
-                raise KeyboardInterrupt
-            if self._pending and not self._slots and self._error is not None:
-                raise self._error
 
-    def _goes_on(self) -> bool:
-        """Waits a moment; returns whether tasks are left that can run."""
+        def is_over() -> bool:
+            return not self._pending or not self._slots or self._stops()
+
         with self._changed:
-            if self._pending and self._slots and not self._stops():
-                self._changed.wait(_POLL_S)
-            return bool(self._pending and self._slots and not self._stops())
+            ended = self._changed.wait_for(is_over, _TICK_S)
+        while not ended:
+            on_poll()
+            with self._changed:
+                ended = self._changed.wait_for(is_over, _TICK_S)
+        if exit_code():  # Python drops the error of a signal that arrives within a destructor
+            raise KeyboardInterrupt
+        if self._pending and not self._slots and self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Ends all workers. Tasks that wait or run get no further event."""
@@ -132,33 +135,15 @@ class Dispatcher:
             self._closing.set()
             self._changed.notify_all()
         with ThreadPoolExecutor(len(self._workers) or 1) as pool:
-            list(pool.map(lambda worker: worker.close(), self._workers))
+            list(pool.map(methodcaller("close"), self._workers))
         end_s = time.monotonic() + _LEAVE_S
         for thread in self._threads:
             thread.join(max(end_s - time.monotonic(), 0))
 
     def _serve(self, worker: WorkerHandle, slot: str) -> None:
-        """In a thread: starts a worker and gives it tasks, until it cannot work or the dispatcher
-        closes.
-        """
-        tries = 0
-        reason = ""
+        """In a thread: lets a worker work, and emits its end."""
         try:
-            while tries < ATTEMPTS and not self._stops():
-                self._emit(WorkerState(slot, "starting"))
-                try:
-                    worker.start()
-                except LatentSyncError as error:
-                    tries = tries + 1 if isinstance(error, WorkerLost) else ATTEMPTS
-                    if not self._stops():
-                        self._error = error
-                        reason = str(error)
-                        self._emit(WorkerState(slot, "lost", reason))
-                    continue
-                tries = 0
-                self._emit(WorkerState(slot, "ready"))
-                while (job := self._next(worker)) is not None and self._try(worker, slot, job):
-                    self._emit(WorkerState(slot, "ready"))
+            reason = self._work(worker, slot)
             self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
             self._error = error
@@ -170,6 +155,33 @@ class Dispatcher:
                 self._slots = max(self._slots - 1, 0)
                 self._changed.notify_all()
 
+    def _work(self, worker: WorkerHandle, slot: str) -> str:
+        """Starts a worker, gives it tasks, and starts it again where it is lost, until all stops;
+        else returns why it cannot start.
+        """
+        failures = 0
+        reason = ""
+        while failures < ATTEMPTS and not self._stops():
+            self._emit(WorkerState(slot, "starting"))
+            try:
+                worker.start()
+            except LatentSyncError as error:
+                failures += 1
+                if not isinstance(error, WorkerLost):  # another attempt is useless
+                    failures = ATTEMPTS
+                if not self._stops():
+                    self._error = error
+                    reason = str(error)
+                    self._emit(WorkerState(slot, "lost", reason))
+                continue
+            failures = 0
+            is_there = True
+            while is_there:
+                self._emit(WorkerState(slot, "ready"))
+                job = self._next(worker)
+                is_there = job is not None and self._try(worker, slot, job)
+        return reason
+
     def _stops(self) -> bool:
         """Whether it closes, or a signal has asked the command to stop: what that ends is no
         failure.
@@ -180,17 +192,16 @@ class Dispatcher:
         """Waits until a task waits and the worker may take it; None when all stops."""
         with self._changed:
             while not self._stops():
-                job = next((each for each in self._jobs.values() if each.worker is None), None)
-                if job is not None and self._has_room(worker, job):
-                    job.worker = worker
-                    return job
+                jobs = self._jobs.values()
+                job = next((each for each in jobs if each.worker is None), None)
+                if job is not None:
+                    running = [each for each in jobs if each.worker is worker]
+                    is_alone = job.alone or any(each.alone for each in running)
+                    if len(running) < (1 if is_alone else worker.at_once):
+                        job.worker = worker
+                        return job
                 self._changed.wait()
         return None
-
-    def _has_room(self, worker: WorkerHandle, job: _Job) -> bool:
-        there = [each for each in self._jobs.values() if each.worker is worker]
-        most = 1 if any(each.alone for each in (*there, job)) else worker.at_once
-        return len(there) < most
 
     def _try(self, worker: WorkerHandle, slot: str, job: _Job) -> bool:
         """Runs a task; returns whether the worker is still there, else queues the task again,
@@ -198,13 +209,14 @@ class Dispatcher:
         """
         task = job.task
         event: CanceledEvent | Failed | Finished
+
+        def on_progress(progress: Progress) -> None:
+            self._emit(Moved(task.id, slot, progress))
+
         try:
             self._emit(Started(task.id, slot, job.attempt))
             self._emit(WorkerState(slot, "running", task.id))
-            report = worker.run(
-                task, lambda progress: self._emit(Moved(task.id, slot, progress)), job.canceled
-            )
-            event = Finished(task.id, slot, report)
+            event = Finished(task.id, slot, worker.run(task, on_progress, job.canceled))
         except WorkerLost as error:
             if not self._stops():
                 self._emit(WorkerState(slot, "lost", str(error)))
@@ -223,16 +235,17 @@ class Dispatcher:
         """Queues the task of a lost worker, before all others, unless it is canceled or another
         attempt is useless.
         """
+        task = job.task
         if job.canceled.is_set():
-            self._end(CanceledEvent(job.task.id))
+            self._end(CanceledEvent(task.id))
             return
+        message = str(error)
+        again = job.attempt < ATTEMPTS
         if error.crash and error.crash == job.crash:
-            self._end(
-                Failed(job.task.id, slot, _crashes(job.task, error.crash), error.usage, again=False)
-            )
-            return
-        failed = Failed(job.task.id, slot, str(error), error.usage, again=job.attempt < ATTEMPTS)
-        if not failed.again:
+            message = _crashes(task, error.crash)
+            again = False
+        failed = Failed(task.id, slot, message, error.usage, again)
+        if not again:
             self._end(failed)
             return
         self._emit(failed)
@@ -256,7 +269,9 @@ class Dispatcher:
 def _crashes(task: Task, crash: str) -> str:
     """The message about a task of which two workers have crashed in the same way."""
     if "SIGKILL" in crash:
-        what = "the system killed its worker twice, most likely as memory was short"
-        return f"{shown(task.video)}: {what}; give a clip with smaller pictures, or fewer --workers"
-    what = f"this file makes the decoder crash ({crash}, twice)"
-    return f"{shown(task.video)}: {what}; convert it (ffmpeg -i OLD NEW.mp4), or give another one"
+        problem = "the system killed its worker twice, most likely as memory was short"
+        cure = "give a clip with smaller pictures, or fewer --workers"
+    else:
+        problem = f"this file makes the decoder crash ({crash}, twice)"
+        cure = "convert it (ffmpeg -i OLD NEW.mp4), or give another one"
+    return f"{without_secrets(task.video)}: {problem}; {cure}"

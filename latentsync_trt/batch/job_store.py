@@ -22,7 +22,8 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.option_fields import from_json, from_values
 
 State = Literal["waiting", "running", "done", "failed", "canceled"]
-OPEN: tuple[State, ...] = ("waiting", "running")  # states of tasks that have not ended
+OPEN: tuple[State, ...] = ("waiting", "running")
+"""States of tasks that have not ended."""
 
 _TABLE = """
 create table if not exists tasks (
@@ -32,12 +33,13 @@ create table if not exists tasks (
     created_s real not null, started_s real, ended_s real
 )
 """
-_BUSY_S = 10.0  # how long to wait while another program writes
+_BUSY_S = 10.0
+"""How long to wait while another program writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A task and its state. Times are seconds since 1970; `report`: as in `Finished`."""
+    """A task and its state. Times are seconds since 1970."""
 
     task: Task
     state: State
@@ -45,6 +47,7 @@ class JobRow:
     worker: str | None
     error: str | None
     report: dict[str, Any] | None
+    """As in `Finished`."""
     created_s: float
     started_s: float | None
     ended_s: float | None
@@ -58,6 +61,16 @@ class _Figures(TypedDict, total=False):
 
 
 _COLUMNS = ", ".join(spec.name for spec in fields(JobRow))
+_ADD = (
+    "insert into tasks (id, task, created_s) values (?, ?, ?)"
+    " on conflict (id) do update set state = 'waiting', error = null, task = excluded.task"
+)
+_FAIL = (
+    "update tasks set id = ?, task = ?, state = 'failed', attempts = 0, error = ?, created_s = ?,"
+    " ended_s = ?, worker = null, seconds = null, report = null, started_s = null"
+    " where position = ?"
+)
+"""Makes a row that of a failed task, of which nothing else is known."""
 
 
 class JobStore:
@@ -73,7 +86,7 @@ class JobStore:
         self._lock = threading.RLock()
         # SQLite's own lock would exclude readers.
         whole = FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False)
-        with self._translated(), ExitStack() as opened:
+        with _translate_ledger_errors(path), ExitStack() as opened:
             opened.enter_context(whole)
             self._connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
             opened.enter_context(closing(self._connection))
@@ -82,7 +95,7 @@ class JobStore:
             self._connection.execute("pragma journal_mode = wal")
             self._connection.execute(_TABLE)
             self._connection.execute(f"select {_COLUMNS}, seconds from tasks limit 0")  # noqa: S608 -- own words
-            self._fail_damaged()
+            self._write(_FAIL, *_damaged(self._connection))
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -91,16 +104,13 @@ class JobStore:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Makes tasks wait: new ones, and existing ones of any state."""
-        statement = "insert into tasks (id, task, created_s) values (?, ?, ?)"
-        statement += (
-            " on conflict (id) do update set state = 'waiting', error = null, task = excluded.task"
-        )
-        self._write(
-            statement, *((task.id, json.dumps(task.to_json()), time.time()) for task in tasks)
-        )
+        now_s = time.time()
+        rows = [(task.id, json.dumps(task.to_json()), now_s) for task in tasks]
+        self._write(_ADD, *rows)
 
     def remove(self, task_ids: Iterable[str]) -> None:
-        self._write("delete from tasks where id = ?", *((task_id,) for task_id in task_ids))
+        rows = [(task_id,) for task_id in task_ids]
+        self._write("delete from tasks where id = ?", *rows)
 
     def rows(self, state: State | None = None) -> list[JobRow]:
         """Returns all rows, or those in one state, in the order in which they were added."""
@@ -116,39 +126,30 @@ class JobStore:
         return next(iter(self._rows("where id = ?", task_id)), None)
 
     def counts(self) -> dict[State, int]:
+        query = "select state, count(*) from tasks group by state"
         with self._lock:
-            return dict(
-                self._connection.execute(
-                    "select state, count(*) from tasks group by state"
-                ).fetchall()
-            )
+            return dict(self._connection.execute(query).fetchall())
 
     def record(self, event: Event) -> None:
         """Stores the state that an event tells, before anything else follows from it; raises
         `OutputError`.
         """
         now_s = time.time()
-        values: dict[str, Any] = {"ended_s": now_s, "error": None}
+        values: dict[str, Any] = {"error": None}
         match event:
             case Started():
-                values = {
-                    "state": "running",
-                    "error": None,
-                    "started_s": now_s,
-                    "worker": event.worker,
-                }
+                values |= {"state": "running", "started_s": now_s, "worker": event.worker}
             case Finished():
-                values |= {
-                    "state": "done",
-                    "seconds": event.report["wall_s"],
-                    "report": json.dumps(event.report),
-                }
+                report = json.dumps(event.report)
+                values |= {"state": "done", "seconds": event.report["wall_s"], "report": report}
             case Failed():
                 values |= {"state": "waiting" if event.again else "failed", "error": event.message}
             case CanceledEvent():
                 values |= {"state": "canceled"}
             case _:
                 return
+        if not isinstance(event, Started):
+            values["ended_s"] = now_s
         change = ", ".join(f"{name} = ?" for name in values)
         statement = f"update tasks set {change}, attempts = attempts + ? where id = ?"  # noqa: S608 -- own words
         self._write(statement, (*values.values(), isinstance(event, Started), event.task_id))
@@ -156,71 +157,53 @@ class JobStore:
     def reclaim(self, *, killed: bool = True) -> None:
         """Makes running tasks wait; unless a driver was `killed`, their attempt does not count."""
         if "running" in self.counts():  # else nothing is written, also on a full disk
-            change = (
-                "update tasks set state = 'waiting', attempts "
-                "= attempts - ? where state = 'running'"
-            )
-            self._write(change, (not killed,))
+            change = "state = 'waiting', attempts = attempts - ?"
+            self._write(f"update tasks set {change} where state = 'running'", (not killed,))  # noqa: S608 -- own words
 
     def _write(self, statement: str, *rows: Sequence[Any]) -> None:
         """Executes a statement for each row in one transaction, which is then on disk."""
-        with self._translated(), self._lock, self._connection:
+        with _translate_ledger_errors(self._path), self._lock, self._connection:
             self._connection.executemany(statement, rows)
 
     def _rows(self, which: str, *values: Any) -> list[JobRow]:
         query = f"select id, {_COLUMNS} from tasks {which}"  # noqa: S608 -- own words
-        with self._translated(), self._lock:
+        with _translate_ledger_errors(self._path), self._lock:
             try:
                 return [_row_of(stored) for stored in self._connection.execute(query, values)]
             except InputError:  # a row was damaged while the ledger is open
-                self._fail_damaged()
+                self._write(_FAIL, *_damaged(self._connection))
                 return [_row_of(stored) for stored in self._connection.execute(query, values)]
 
-    def _fail_damaged(self) -> None:
-        """Makes rows that cannot be read those of failed tasks, of which nothing else is known."""
-        now_s = time.time()
-        repaired = list[tuple[Any, ...]]()
-        for stored in self._connection.execute(f"select position, id, {_COLUMNS} from tasks"):  # noqa: S608 -- own words
-            try:
-                _row_of(stored)
-            except InputError as error:
-                if isinstance(stored["id"], str):
-                    task_id = stored["id"]
-                else:
-                    task_id = uuid.uuid4().hex
-                why = f"job {task_id}: its row of the ledger is damaged ({error}); send it again"
-                task = json.dumps(Task(task_id, "unknown", None, "unknown").to_json())
-                repaired.append((task_id, task, why, now_s, now_s, stored["position"]))
-        change = (
-            "id = ?, task = ?, state = 'failed', attempts "
-            "= 0, error = ?, created_s = ?, ended_s = ?"
-        )
-        change += ", worker = null, seconds = null, report = null, started_s = null"
-        self._write(f"update tasks set {change} where position = ?", *repaired)  # noqa: S608 -- own words
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
+def _damaged(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    """Returns the values with which `_FAIL` repairs rows that cannot be read."""
+    now_s = time.time()
+    repairs = list[tuple[Any, ...]]()
+    for stored in connection.execute(f"select position, id, {_COLUMNS} from tasks"):  # noqa: S608 -- own words
         try:
-            yield
-        except Timeout as error:
-            raise InputError(
-                f"{self._path}: another process runs these jobs; wait for it, or end it first"
-            ) from error
-        except (
-            OSError,
-            sqlite3.Error,
-            ValueError,
-            TypeError,
-            LookupError,
-            RecursionError,
-        ) as error:
-            cure = (
-                "check permissions and free space of its folder, "
-                "or delete it to begin anew if it is no ledger"
-            )
-            raise OutputError(
-                f"{self._path}: the ledger cannot be used ({error}); {cure}"
-            ) from error
+            _row_of(stored)
+        except InputError as error:
+            task_id = stored["id"]
+            if not isinstance(task_id, str):
+                task_id = uuid.uuid4().hex
+            why = f"job {task_id}: its row of the ledger is damaged ({error}); send it again"
+            task = json.dumps(Task(task_id, "unknown", None, "unknown").to_json())
+            repairs.append((task_id, task, why, now_s, now_s, stored["position"]))
+    return repairs
+
+
+@contextmanager
+def _translate_ledger_errors(path: Path) -> Iterator[None]:
+    """Turns errors of an unusable ledger into `OutputError`, of one in use into `InputError`."""
+    try:
+        yield
+    except Timeout as error:
+        cure = "wait for it, or end it first"
+        raise InputError(f"{path}: another process runs these jobs; {cure}") from error
+    except (OSError, sqlite3.Error, ValueError, TypeError, LookupError, RecursionError) as error:
+        place = "check permissions and free space of its folder"
+        cure = f"{place}, or delete it to begin anew if it is no ledger"
+        raise OutputError(f"{path}: the ledger cannot be used ({error}); {cure}") from error
 
 
 def _text_of(stored: bytes) -> str | bytes:

@@ -8,16 +8,18 @@ nodes for them.
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.local import WorkerOrders
-from latentsync_trt.child import ChildLost
+from latentsync_trt.batch.local import CANCEL_S, HUNG_S, WorkerHandle, WorkerOrders
+from latentsync_trt.batch.tasks import WorkerSettings
+from latentsync_trt.child import Child, ChildLost
 from latentsync_trt.child_main import (
     LIFE_S,
     Answer,
@@ -28,10 +30,77 @@ from latentsync_trt.child_main import (
     serve_orders,
 )
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
+from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.version import __version__
 
 _CONNECT_S = 30.0
 _REACH_S = 5.0
+
+
+def ray_workers(
+    address: str,
+    settings: WorkerSettings,
+    count: int | None,
+    most: int,
+    on_notice: Callable[[str], None],
+) -> list[WorkerHandle]:
+    """Returns workers of a cluster; `count` and `most` as for `make_workers`; raises as
+    `connect`.
+    """
+    nodes = [node["Resources"] for node in connect(address).nodes() if node["Alive"]]
+    plan = plan_cluster(nodes, settings.provider, count, most)
+    provider = settings.provider
+    if not plan.gpus and provider != CPU.name:
+        provider = CPU.name
+        on_notice(
+            f"Ray cluster {address}: has no GPU now, so workers "
+            "use the CPU; naming a --provider waits for GPUs"
+        )
+    runtime = replace(settings.runtime, device=0)
+    settings = replace(settings, provider=provider, runtime=runtime)
+
+    def new_child() -> Child:
+        return Child(RemoteProcess(plan, on_notice), HUNG_S, CANCEL_S)
+
+    return [
+        WorkerHandle(f"ray {number}", settings, on_notice, new_child=new_child)
+        for number in range(plan.workers)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """How many workers a cluster gets, and what each reserves."""
+
+    workers: int
+    gpus: int
+    cpus: int
+    """CPU cores."""
+
+
+def plan_cluster(
+    nodes: Sequence[Mapping[str, float]], provider: str, count: int | None, most: int
+) -> ClusterPlan:
+    """Returns the plan for a cluster whose nodes have these resources. Workers beside a GPU reserve
+    half of its share of CPU cores, so that other programs have room.
+    """
+    if provider == "auto":
+        on_gpu = any(node.get("GPU") for node in nodes)
+    else:
+        on_gpu = provider != CPU.name
+    needed = "GPU" if on_gpu else "CPU"
+    usable = [node for node in nodes if node.get(needed)]
+    per_node = [int(node["GPU"]) if on_gpu else 1 for node in usable]
+    count = min(count or max(sum(per_node), 1), most)
+    if not on_gpu:
+        per_node = [ceil(count / len(usable)) for _ in usable]
+    cores = [
+        int(node.get("CPU", 0) // workers) for node, workers in zip(usable, per_node, strict=True)
+    ]
+    cpus = min(cores, default=1)
+    if on_gpu:
+        cpus //= 2
+    return ClusterPlan(count, int(on_gpu), max(cpus, 1))
 
 
 class RemoteProcess:
@@ -39,19 +108,20 @@ class RemoteProcess:
 
     memory_bytes = 0  # Ray has limits of its own
 
-    def __init__(self, gpus: int, cpus: int, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, plan: ClusterPlan, on_notice: Callable[[str], None]) -> None:
         """Creates an actor, which waits until a node has what it needs."""
         import ray
 
         self.pid = 0
         self._on_notice = on_notice
-        self._needs = f"{'a GPU and ' if gpus else ''}{cpus} CPU cores"
-        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
-        with _translated("cluster"):
-            self._actor = ray.remote(max_concurrency=4, **options)(Actor).remote()
+        self._needs = f"{'a GPU and ' if plan.gpus else ''}{plan.cpus} CPU cores"
+        resources = {"num_cpus": plan.cpus, "num_gpus": plan.gpus}
+        once = {"max_restarts": 0, "max_task_retries": 0}
+        with _translate_ray_errors("cluster"):
+            self._actor = ray.remote(max_concurrency=4, **resources, **once)(Actor).remote()
 
     def send(self, message: Order | Cancel) -> None:
-        with suppress(LatentSyncError), _translated("send"):
+        with suppress(LatentSyncError), _translate_ray_errors("send"):
             self._actor.send.remote(message)
 
     def events(self) -> Iterator[ChildEvent]:
@@ -60,7 +130,7 @@ class RemoteProcess:
         """
         import ray
 
-        with _translated("no node"):
+        with _translate_ray_errors("no node"):
             place = self._actor.place.remote()
             while not ray.wait([place], timeout=LIFE_S)[0]:
                 cure = "if no node gets them, stop and give less with --workers"
@@ -72,7 +142,7 @@ class RemoteProcess:
             versions = f"has latentsync-trt {node.version}, and this machine {__version__}"
             cure = "install the same version on both"
             raise InputError(f"node {node.name}: {versions}; {cure}")
-        with _translated(f"node {node.name}"):
+        with _translate_ray_errors(f"node {node.name}"):
             while True:
                 yield from ray.get(self._actor.news.remote())
 
@@ -183,7 +253,7 @@ def connect(address: str) -> Any:
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translate_ray_errors(what: str) -> Iterator[None]:
     """Turns errors of Ray into `ChildLost`, or `InputError` where another attempt is useless."""
     import ray
 

@@ -17,7 +17,7 @@ from latentsync_trt.errors import (
     OutputError,
 )
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_URL_START = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _SECRET_PARTS = re.compile(r"(://)[^/\s'\"@]*@|[?#][^\s'\"]*")
 _QUOTED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"]+")
 
@@ -29,10 +29,10 @@ _LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
 
 def is_url(text: str) -> bool:
     """Returns whether `text` is a URL, rather than a path such as "C:/clips"."""
-    return _URL.match(text) is not None
+    return _URL_START.match(text) is not None
 
 
-def shown(text: str) -> str:
+def without_secrets(text: str) -> str:
     """Returns a text without user, password and query of its URLs."""
     return _QUOTED_URL.sub(lambda url: _SECRET_PARTS.sub(r"\1", url[0]), text)
 
@@ -43,17 +43,17 @@ def parts_of(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:
         raise InputError(
-            f"{shown(url)}: is no address that can be read ({error}); correct it"
+            f"{without_secrets(url)}: is no address that can be read ({error}); correct it"
         ) from error
 
 
-def name_of(url: str) -> str:
+def url_file_name(url: str) -> str:
     """Returns a file name for a URL that any disk takes, with its suffix; raises as `parts_of`."""
-    path = parts_of(url).path if _protocol(url) in _READ_ONLY else url
-    name = (
-        re.sub(r"[^\w.()+ -]", "_", unquote(path.rstrip("/").rpartition("/")[2])).strip(". ")
-        or "file"
-    )
+    path = url
+    if _protocol(url) in _READ_ONLY:
+        path = parts_of(url).path
+    last = unquote(path.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"[^\w.()+ -]", "_", last).strip(". ") or "file"
     if len(name) <= _LONGEST_NAME:
         return name
     return name[: _LONGEST_NAME // 2] + name[-_LONGEST_NAME // 2 :]
@@ -63,28 +63,28 @@ def exists(url: str) -> bool:
     """Returns whether there is a file at a URL; errors as `fetch`."""
     # else a server that fails has no such file
     strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}
-    with _translated(url, MediaError):
-        system, remote = _open(url)
+    with _translate_file_errors(url, MediaError):
+        system, remote = _file_system_of(url)
         return bool(system.exists(remote, **strict))
 
 
-def check_target(target: str) -> None:
+def check_writable_url(target: str) -> None:
     """Raises `InputError` or `OutputError` if a URL cannot be written, or `MissingDependency`."""
     if _protocol(target) in _READ_ONLY:
         raise InputError(
-            f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://"
+            f"{without_secrets(target)}: https can only be read; give a path, or a URL as s3:// or gs://"
         )
-    with _translated(target, OutputError):
-        _open(target)
+    with _translate_file_errors(target, OutputError):
+        _file_system_of(target)
 
 
 def fetch(url: str, folder: Path) -> Path:
     """Downloads a URL into `folder` and returns the path; raises `MediaError` or
     `MissingDependency`.
     """
-    target = folder / name_of(url)
-    with _translated(url, MediaError):
-        system, remote = _open(url)
+    target = folder / url_file_name(url)
+    with _translate_file_errors(url, MediaError):
+        system, remote = _file_system_of(url)
         system.get_file(remote, str(target))
     return target
 
@@ -93,8 +93,8 @@ def deliver(path: Path, url: str) -> None:
     """Uploads `path` to `url`, where it appears complete or not at all; raises `OutputError` or
     `MissingDependency`.
     """
-    with _translated(url, OutputError):
-        system, remote = _open(url)
+    with _translate_file_errors(url, OutputError):
+        system, remote = _file_system_of(url)
         if _protocol(url) in _WHOLE:
             system.put_file(str(path), remote)
             return
@@ -107,7 +107,7 @@ def _protocol(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def _open(url: str) -> tuple[Any, str]:
+def _file_system_of(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL, with an empty cache, and the file's name there."""
     import fsspec
 
@@ -125,7 +125,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
+def _translate_file_errors(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
     """Turns any error of fsspec and of the libraries below it, which have no common base, into one
     line.
     """
@@ -135,12 +135,13 @@ def _translated(url: str, kind: type[LatentSyncError]) -> Iterator[None]:
         raise
     except ImportError as error:
         cure = 'needs the extra cluster; pip install "latentsync-trt[cluster]"'
-        raise MissingDependency(f"{shown(url)}: {cure} ({error})") from error
+        raise MissingDependency(f"{without_secrets(url)}: {cure} ({error})") from error
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
-        if login := parts_of(url).netloc.rpartition("@")[0]:  # it may also occur apart from the URL
+        reason = " ".join(f"{type(error).__name__} {without_secrets(str(error))}".split())
+        login = parts_of(url).netloc.rpartition("@")[0]
+        if login:  # it may also occur apart from the URL
             reason = reason.replace(login, "…")
         problem = "cannot be written" if kind is OutputError else "cannot be read"
         cure = "check address, credentials, connection and free space"
         usage = isinstance(error, FileNotFoundError | PermissionError | ValueError)
-        raise kind(f"{shown(url)}: {problem} ({reason}); {cure}", usage=usage) from error
+        raise kind(f"{without_secrets(url)}: {problem} ({reason}); {cure}", usage=usage) from error

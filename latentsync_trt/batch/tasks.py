@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_type_hints
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.option_fields import Speaker, file_fields, from_texts, from_values, to_texts
+from latentsync_trt.option_fields import file_fields, from_texts, from_values, to_texts
 from latentsync_trt.types import Progress
 
 
@@ -17,49 +17,48 @@ class TaskError(LatentSyncError):
 
 
 class WorkerLost(LatentSyncError):
-    """The worker died while it started or ran a task, which may run again.
-
-    `crash`: what ended its process, such as "signal 11 (SIGSEGV)"; empty unless that was the
-    system.
-    """
+    """The worker died while it started or ran a task, which may run again."""
 
     def __init__(self, *args: Any, usage: bool | None = None, crash: str = "") -> None:
         super().__init__(*args, usage=usage)
         self.crash = crash
+        """What ended its process, such as "signal 11 (SIGSEGV)"; empty unless that was the
+        system.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a
-    ledger.
-
-    `preview`: local path of a JPEG that the worker replaces about once a second while it writes
-    frames. `most_s`: of output, after which the task fails. `bundle`: on the worker's machine,
-    instead of the one that its settings name. `label`, `names`: the client's name of the task, and
-    of its files by field.
-    """
+    """A clip to sync. Files, also those in `options`, are paths or URLs."""
 
     id: str
+    """Unique within a ledger."""
     video: str
     audio: str | None
     output: str
     options: SyncOptions = field(default_factory=SyncOptions)
     preview: str | None = None
+    """Local path of a JPEG that the worker replaces about once a second while it writes frames."""
     most_s: float | None = None
+    """Length of the output at which the task fails."""
     bundle: str | None = None
+    """On the worker's machine, instead of the one that its settings name."""
     label: str = ""
+    """The client's name of the task."""
     names: Mapping[str, str] = field(default_factory=dict)
+    """The client's names of its files, by field."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; without what is empty, and of the options what differs from
         their defaults.
         """
-        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)} | {
-            "options": to_texts(self.options)
-        }
-        return {
-            name: value for name, value in plain.items() if value or name in ("audio", "options")
-        }
+        values = dict[str, Any]()
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value or spec.name == "audio":
+                values[spec.name] = value
+        values["options"] = to_texts(self.options)
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -71,10 +70,11 @@ class Task:
             raise InputError(
                 f"task: lacks {sorted(missing)}, and has {sorted(unknown)} of another version"
             )
-        values = {
-            name: from_values(hints[name], value, name, InputError) for name, value in data.items()
-        }
-        return cls(**{**values, "options": from_texts(SyncOptions, values["options"])})
+        values = dict[str, Any]()
+        for name, value in data.items():
+            values[name] = from_values(hints[name], value, name, InputError)
+        values["options"] = from_texts(SyncOptions, values["options"])
+        return cls(**values)
 
     def with_files(self, change: Callable[[str, bool], str]) -> Self:
         """Replaces every file by what `change` returns for it and for whether it is written;
@@ -85,63 +85,64 @@ class Task:
         options = self.options
         changed = dict[str, Any]()
         if options.turns is None:  # else speakers name labels of the RTTM file
-            changed["speaker"] = tuple(
-                Speaker(each.face, change(each.voice, False)) for each in options.speaker
-            )
-        for name, written in sorted(file_fields(SyncOptions).items(), key=lambda item: item[1]):
-            if (file := getattr(options, name)) is not None:
-                changed[name] = change(str(file), written)
+            speakers = [replace(each, voice=change(each.voice, False)) for each in options.speaker]
+            changed["speaker"] = tuple(speakers)
+        is_written = file_fields(SyncOptions)
+        for name in sorted(is_written, key=is_written.__getitem__):
+            file = getattr(options, name)
+            if file is not None:
+                changed[name] = change(str(file), is_written[name])
         output = change(self.output, True)
-        return replace(
-            self, video=video, audio=audio, output=output, options=replace(options, **changed)
-        )
+        options = replace(options, **changed)
+        return replace(self, video=video, audio=audio, output=output, options=options)
 
     def client_names(self) -> dict[str, str]:
         """Returns the client's names of files by the names under which they lie."""
         files: dict[str, Any] = {"video": self.video, "audio": self.audio}
         files |= {f"speaker_{each.face}": each.voice for each in self.options.speaker}
         files |= {name: getattr(self.options, name) for name in file_fields(SyncOptions)}
-        return {
-            Path(files[field]).name: name for field, name in self.names.items() if files.get(field)
-        }
+        names = dict[str, str]()
+        for field_name, name in self.names.items():
+            if files.get(field_name):
+                names[Path(files[field_name]).name] = name
+        return names
 
     def files(self) -> list[tuple[str, bool]]:
         """Returns every file, with whether it is written."""
-        found: list[tuple[str, bool]] = []
+        files: list[tuple[str, bool]] = []
 
         def note(file: str, written: bool) -> str:
-            found.append((file, written))
+            files.append((file, written))
             return file
 
         self.with_files(note)
-        return found
+        return files
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker opens: a bundle (path, name, "demo" or the URL of a folder) on one device.
-
-    `scratch`: folder for fetched files, by default the system's temporary folder. `threads`: of the
-    CPU. `most_bytes`: of memory that a worker of this machine may take for clips.
-    """
+    """What a worker opens, on one device."""
 
     bundle: str
+    """A path, a name, "demo", or the URL of a folder."""
     provider: str = "auto"
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     scratch: str | None = None
+    """Folder for fetched files; by default the system's temporary folder."""
     threads: int | None = None
+    """Threads of the CPU; by default the libraries decide."""
     most_bytes: float = inf
+    """Memory that a worker of this machine may take for clips."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """`detail`: the id of the task that runs; why the worker was lost; why it is closed, empty at
-    the end.
-    """
+    """What a worker does from now on."""
 
     worker: str
     state: Literal["starting", "ready", "running", "hangs", "lost", "closed"]
     detail: str = ""
+    """The id of the task that runs; why the worker was lost; why it is closed, empty at the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,18 @@ from latentsync_trt.files import (
 )
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import make_folder
-from latentsync_trt.types import Progress, SyncReport
+from latentsync_trt.types import Progress, SyncReport, UInt8Array
 from latentsync_trt.unexpected import one_line
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
 
-_PREVIEW_S = 1.0
-_TOLERANCE_S = 0.5  # of a clip's length: its sound may end after its picture
-_POLL_S = 0.1
+_PICTURE_EVERY_S = 1.0
+"""How often the preview of a task is replaced."""
+_TOLERANCE_S = 0.5
+"""How much longer than allowed a clip may be: its sound may end after its picture."""
+_ASK_S = 0.1
+"""How often a task that waits asks whether it is canceled."""
 
 
 class Worker:
@@ -50,13 +53,14 @@ class Worker:
         `run`.
         """
         self._settings = settings
-        self._notice = on_notice
+        self._on_notice = on_notice
         self._ended = threading.Condition()
         self._running = 0
         self._scratch = Path(settings.scratch or tempfile.gettempdir())
         make_folder(self._scratch)
         try:
-            self._bundle, self._lip_sync = settings.bundle, self._open(settings.bundle)
+            self._bundle = settings.bundle
+            self._lip_sync = self._open(settings.bundle)
             self._lip_sync.warm_up()
             self.provider = self._lip_sync.provider
         except InferenceError as error:
@@ -74,54 +78,48 @@ class Worker:
             WorkerLost: the provider failed, after which a GPU may be unusable in this process:
                 start another.
         """
-        shown_s = 0.0
+        pictured_s = 0.0
 
         def report(progress: Progress) -> None:
-            nonlocal shown_s
+            nonlocal pictured_s
             if task.most_s is not None and progress.written_s > task.most_s + _TOLERANCE_S:
                 raise InputError(
                     f"{task.video}: lasts longer than {task.most_s:g} s; send a shorter one"
                 )
             on_progress(replace(progress, picture=None))  # a child cannot send it
-            if task.preview and progress.picture and monotonic() >= shown_s + _PREVIEW_S:
-                from latentsync_trt.measure.page import jpeg
-
-                picture = progress.picture()
-                with suppress(OSError), whole_file(Path(task.preview)) as part:
-                    part.write_bytes(jpeg(picture, len(picture)))
-                shown_s = monotonic()
+            is_due = monotonic() >= pictured_s + _PICTURE_EVERY_S
+            if task.preview and progress.picture and is_due:
+                _write_picture(Path(task.preview), progress.picture())
+                pictured_s = monotonic()
 
         files = _Files(report)
         try:
             bundle = task.bundle or self._settings.bundle
             with temporary_folder(self._scratch) as files.folder, self._opened(bundle, report):
-                made = self._sync(task.with_files(files.local), report)
+                result = self._sync(task.with_files(files.local), report)
                 files.deliver()
         except InferenceError as error:
             raise WorkerLost(files.named(str(error))) from error
         except CallCanceled:
             raise
         except Exception as error:  # whatever is wrong with a clip must not end the worker
-            message, usage = one_line(
-                error, [*map(remote_files.shown, ("sync", *command_line(task.options)))]
-            )
+            command = [remote_files.without_secrets(word) for word in command_line(task.options)]
+            message, usage = one_line(error, ["sync", *command])
             raise TaskError(files.named(message), usage=usage) from error
-        return asdict(
-            replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
-        )
+        notices = tuple(files.named(text) for text in result.notices)
+        return asdict(replace(result, output=task.output, notices=notices))
 
     def _open(self, bundle: str) -> "LipSync":
         from latentsync_trt.runtime.engines.cache import cache_folder
         from latentsync_trt.sync.api import LipSync
 
-        given = self._settings
+        runtime = self._settings.runtime
         if remote_files.is_url(bundle):
-            bundle = str(
-                fetch_bundle(
-                    bundle, cache_folder(given.runtime.engine_cache).absolute() / "bundles"
-                )
-            )
-        return LipSync.from_bundle(bundle, given.provider, given.runtime, on_notice=self._notice)
+            cache = cache_folder(runtime.engine_cache).absolute() / "bundles"
+            bundle = str(fetch_bundle(bundle, cache))
+        return LipSync.from_bundle(
+            bundle, self._settings.provider, runtime, on_notice=self._on_notice
+        )
 
     @contextmanager
     def _opened(
@@ -131,7 +129,7 @@ class Worker:
         with self._ended:
             while bundle != self._bundle and self._running:
                 report(Progress("waiting for clips with another bundle", 0, None))
-                self._ended.wait(_POLL_S)
+                self._ended.wait(_ASK_S)
             if bundle != self._bundle:
                 report(Progress("opening networks", 0, None))
                 self._lip_sync.close()
@@ -154,7 +152,7 @@ class Worker:
         options = replace(task.options, overwrite=True)
         run = partial(self._lip_sync.sync, task.video, task.audio, task.output, on_progress=report)
         if (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
-            # it kept those of another clip; any other reason is found again
+            # An error says that the parts are of another clip, or is raised again below.
             with suppress(InputError):
                 return run(options=replace(options, resume=True))
         return run(options=options)
@@ -178,7 +176,7 @@ class _Files:
         if path is None:
             place = self.folder / str(len(self._paths))  # of its own, as names may be equal
             place.mkdir()
-            path = self._paths[file, written] = place / remote_files.name_of(file)
+            path = self._paths[file, written] = place / remote_files.url_file_name(file)
             if not written:
                 self._report(Progress("fetching", 0, None))
                 remote_files.fetch(file, place)
@@ -195,16 +193,22 @@ class _Files:
                 remote_files.deliver(path, url)
         except OutputError as error:
             kept = Path(tempfile.mkdtemp(prefix="latentsync-kept-", dir=self.folder.parent))
-            names = [path.replace(kept / path.name).name for path in finished.values()]
-            raise OutputError(
-                f"{error}; what is finished is kept in {kept}: {', '.join(names)}"
-            ) from error
+            names = ", ".join(path.replace(kept / path.name).name for path in finished.values())
+            raise OutputError(f"{error}; what is finished is kept in {kept}: {names}") from error
 
     def named(self, text: str) -> str:
         """Returns a message with URLs instead of the local paths of their files."""
         for (url, _), path in self._paths.items():
-            text = text.replace(str(path), remote_files.shown(url))
+            text = text.replace(str(path), remote_files.without_secrets(url))
         return text
+
+
+def _write_picture(preview: Path, picture: UInt8Array) -> None:
+    """Replaces a JPEG, unless the disk is full."""
+    from latentsync_trt.measure.page import jpeg
+
+    with suppress(OSError), whole_file(preview) as part:
+        part.write_bytes(jpeg(picture, len(picture)))
 
 
 def fetch_bundle(url: str, cache: Path) -> Path:
@@ -215,7 +219,7 @@ def fetch_bundle(url: str, cache: Path) -> Path:
     url = url.rstrip("/")
     with temporary_folder(cache) as folder, FileLock(cache / ".download.lock"):
         manifest = remote_files.fetch(f"{url}/{MANIFEST_NAME}", folder)
-        target = cache / f"{remote_files.name_of(url)}-{manifest_sha256(folder)[:12]}"
+        target = cache / f"{remote_files.url_file_name(url)}-{manifest_sha256(folder)[:12]}"
         with suppress(BundleError):
             return Bundle.load(target).folder
         try:
@@ -225,7 +229,6 @@ def fetch_bundle(url: str, cache: Path) -> Path:
                     remote_files.fetch(f"{url}/{file}", staged)
                 Bundle.load(staged)
         except BundleError as error:
-            raise BundleError(
-                f"{remote_files.shown(url)}: {error}; upload the bundle again"
-            ) from error
+            place = remote_files.without_secrets(url)
+            raise BundleError(f"{place}: {error}; upload the bundle again") from error
     return target

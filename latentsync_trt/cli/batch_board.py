@@ -11,7 +11,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.progress import Task as BarTask
 
-from latentsync_trt.batch.remote_files import shown
+from latentsync_trt.batch.remote_files import without_secrets
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, WorkerState
 from latentsync_trt.cli import echo
 from latentsync_trt.cli.show import (
@@ -147,7 +147,7 @@ class Board:
             self._printed_s = now_s
         if not isinstance(event, WorkerState):
             row = self._rows[event.task_id]
-            clip = {"row": row.where, "output": shown(row.task.output)}
+            clip = {"row": row.where, "output": without_secrets(row.task.output)}
         print_json({"event": type(event).__name__, **clip, **asdict(event)})
 
     def __str__(self) -> str:
@@ -202,4 +202,4 @@ def _line_of(worker: BarTask) -> str:
 
 def _name_of(row: "BatchRow") -> str:
     """The name of a row's output, which may be a URL or a path of either system."""
-    return PureWindowsPath(shown(row.task.output)).name
+    return PureWindowsPath(without_secrets(row.task.output)).name

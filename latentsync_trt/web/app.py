@@ -22,8 +22,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from latentsync_trt.batch.remote_files import is_url
-from latentsync_trt.batch.remote_files import name_of as name_of_url
+from latentsync_trt.batch.remote_files import is_url, url_file_name
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.environment import changed_environment
@@ -206,7 +205,7 @@ def _bundles(bundle: str, *, one: bool) -> dict[str, str]:
     first.
     """
     if is_url(bundle):
-        return {name_of_url(bundle): bundle}
+        return {url_file_name(bundle): bundle}
     opened = find_bundle(bundle)[0]
     if one:
         others = []
