@@ -158,7 +158,7 @@ def _graphs(setting: Setting) -> Iterator[BenchRow]:
     cache = EngineCache(cache_folder(setting.runtime.engine_cache), notices.append)
     factory = SessionFactory(setting.bundle, selection, setting.runtime, cache)
     for graph in setting.bundle.manifest.graphs:
-        setting.say(f"{selection.name}: {graph}")
+        setting.on_notice(f"{selection.name}: {graph}")
         with setting.memory() as memory:
             opened = factory.open(graph, cuda_graph=factory.cuda_graph and graph in STEP_GRAPHS)
             with closing(opened.session) as session:
@@ -182,7 +182,7 @@ def _loops(
     )
     selection = replace(setting.selection, is_named=True)  # no other is measured
     with closing(
-        open_model(setting.bundle, selection, setting.runtime, tuple(graphs), setting.say)
+        open_model(setting.bundle, selection, setting.runtime, tuple(graphs), setting.on_notice)
     ) as model:
 
         def seconds() -> dict[str, float]:
@@ -196,10 +196,10 @@ def _loops(
         window = first_window(clip, manifest.frames, model, setting.resolution_px)
         expected = None
         if reference not in presets.values():
-            setting.say(f"{name}: the window to compare with")
+            setting.on_notice(f"{name}: the window to compare with")
             expected = _generated(paint_window(make_inpainter(model, reference), *window))
         for preset in sorted(presets, key=lambda preset: presets[preset] != reference):
-            setting.say(f"{name}: a window of {clip.name} with preset {preset}")
+            setting.on_notice(f"{name}: a window of {clip.name} with preset {preset}")
             paint = partial(paint_window, make_inpainter(model, presets[preset]), *window)
             with setting.memory() as memory:
                 for _ in range(setting.warm_up):
@@ -289,7 +289,7 @@ def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[BenchRow]:
                 if kind == "eager":
                     raise
                 # There is no compiler on this machine, or one that does not take the network.
-                setting.say(f"torch.compile failed on {graph}: {last_line(error)}")
+                setting.on_notice(f"torch.compile failed on {graph}: {last_line(error)}")
             else:
                 yield setting.row(
                     "pytorch",

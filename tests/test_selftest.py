@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bench import selftest
+from latentsync_trt.bench import reference_comparison
 from latentsync_trt.bench.rows import environment
-from latentsync_trt.bench.selftest import PICTURES, GraphRow, Part, Report, Say, run_part, self_test
+from latentsync_trt.bench.selftest import SelftestReport, TrialRunner, self_test
+from latentsync_trt.bench.trial import PICTURES, GraphRow, TrialResult, TrialSpec, run_trial
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.types import NoticeCallback
 from latentsync_trt.unexpected import redacted
 from tests.small import small_bundle
 
@@ -37,17 +39,17 @@ CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
 
 
-def in_few_steps(part: Part, say: Say) -> Part:
-    if part.folder.name == "second start":  # which repeats the first, where no engines are built
-        return replace(part, provider=part.requested, doing="")
-    return run_part(replace(part, steps=2), say)
+def in_few_steps(spec: TrialSpec, on_notice: NoticeCallback) -> TrialResult:
+    if spec.name == "second start":  # which repeats the first, where no engines are built
+        return TrialResult(spec.provider)
+    return run_trial(replace(spec, steps=2), on_notice)
 
 
 def report_of(
-    carry: Callable[[Part, Say], Part], provider: str = "tensorrt", bundle: Bundle = BUNDLE
-) -> Report:
-    """The report where `carry` stands for the child processes."""
-    return self_test(bundle, provider, RuntimeOptions(), lambda _: None, REQUIRED_GRAPHS, carry)
+    run: TrialRunner, provider: str = "tensorrt", bundle: Bundle = BUNDLE
+) -> SelftestReport:
+    """The report where `run` stands for the child processes."""
+    return self_test(bundle, provider, RuntimeOptions(), lambda _: None, REQUIRED_GRAPHS, run)
 
 
 def test_the_cpu_passes_and_json_has_versions_and_rows_and_no_paths_and_names() -> None:
@@ -121,39 +123,46 @@ def test_a_provider_that_crashes_leaves_a_report(tmp_path: Path) -> None:
     assert "FAIL: cpu, bundle demo" in result.stdout
 
 
-Change = Callable[[Part], object]
+Change = Callable[[Path, TrialResult], object]
 
 
 def judged(
-    change: Change = lambda part: None, start: str = "first start", level: int = 0
-) -> Report:
+    change: Change = lambda folder, result: None, start: str = "first start", level: int = 0
+) -> SelftestReport:
     """The report of a TensorRT that works, and paints gray, except for what `change` does to the
     outcome of `start`, and for the `level` that it adds to pictures.
     """
 
-    def answer(part: Part, say: Say) -> Part:
-        part.folder.mkdir()
-        is_ours = part.folder.name != "reference"
-        part.provider = part.requested
-        part.doing = ""
-        np.save(part.folder / PICTURES, np.full((2, 8, 8, 3), 30_000 + is_ours * level, np.uint16))
-        row: dict[str, Any] = {
-            "nodes": {TENSORRT if is_ours else CPU: 1},
-            "built": part.folder.name == "first start",
-        }
-        for graph in part.tested:
-            np.savez(part.folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]))
-            part.graphs[graph] = GraphRow(graph, mean_ms=7.0, **row)
-        if part.folder.name == start:
-            change(part)
-        return part
+    def answer(spec: TrialSpec, on_notice: NoticeCallback) -> TrialResult:
+        spec.folder.mkdir()
+        is_reference = spec.name == "reference"
+        gray = 30_000 if is_reference else 30_000 + level
+        np.save(spec.folder / PICTURES, np.full((2, 8, 8, 3), gray, np.uint16))
+        nodes = {CPU if is_reference else TENSORRT: 1}
+        built = spec.name == "first start"
+        result = TrialResult(spec.provider)
+        for graph in spec.graphs:
+            np.savez(spec.folder / f"{graph}.npz", np.float16(2), np.array([1.0, -4.0]))
+            result.graphs[graph] = GraphRow(graph, nodes=nodes, built=built, mean_ms=7.0)
+        if spec.name == start:
+            change(spec.folder, result)
+        return result
 
     return report_of(answer)
 
 
-def built_again(part: Part) -> None:
-    part.graphs["vae_encoder"].built = True
-    part.log = ["vae_decoder: other", "/srv/cache: vae_encoder is damaged"]
+def changed(graph: str, **values: Any) -> Change:
+    """Sets values of a graph's row."""
+
+    def change(_: Path, result: TrialResult) -> None:
+        result.graphs[graph] = replace(result.graphs[graph], **values)
+
+    return change
+
+
+def built_again(folder: Path, result: TrialResult) -> None:
+    changed("vae_encoder", built=True)(folder, result)
+    result.log = ["vae_decoder: other", "/srv/cache: vae_encoder is damaged"]
 
 
 @pytest.mark.parametrize(
@@ -164,10 +173,10 @@ def built_again(part: Part) -> None:
             ("vae_encoder: its engine was not found", "built again; cache: vae_encoder is damaged"),
         ),
         (
-            lambda part: setattr(part.graphs["denoise_step"], "nodes", {TENSORRT: 19, CUDA: 1}),
+            changed("denoise_step", nodes={TENSORRT: 19, CUDA: 1}),
             ("denoise_step: tensorrt was not assigned all of its nodes", f"'{CUDA}': 1"),
         ),
-        (lambda part: setattr(part.graphs["vae_encoder"], "error", "NaN"), ("vae_encoder: NaN",)),
+        (changed("vae_encoder", error="NaN"), ("vae_encoder: NaN",)),
     ],
 )
 def test_what_fails_at_the_second_start(change: Change, words: tuple[str, ...]) -> None:
@@ -181,8 +190,8 @@ def test_what_fails_at_the_second_start(change: Change, words: tuple[str, ...]) 
     ("output", "failed"), [((1.0, -4.001), False), ((1.0, -4.2), True), ((np.nan, -4.0), True)]
 )
 def test_outputs_that_differ_fail(output: tuple[float, float], failed: bool) -> None:
-    def change(part: Part) -> None:
-        np.savez(part.folder / "vae_decoder.npz", np.float16(2), np.array(output))
+    def change(folder: Path, _: TrialResult) -> None:
+        np.savez(folder / "vae_decoder.npz", np.float16(2), np.array(output))
 
     reasons = judged(change, "second start").stages["reference"]
     assert [reason.partition(":")[0] for reason in reasons] == ["vae_decoder"] * failed
@@ -190,10 +199,7 @@ def test_outputs_that_differ_fail(output: tuple[float, float], failed: bool) -> 
 
 @pytest.mark.parametrize(("start", "result"), [("reference", "passed"), ("second start", "slower")])
 def test_slower_than_the_reference(start: str, result: str) -> None:
-    assert (
-        judged(lambda part: setattr(part.graphs["denoise_step"], "mean_ms", 7.5), start).result
-        == result
-    )
+    assert judged(changed("denoise_step", mean_ms=7.5), start).result == result
 
 
 def test_the_limit_of_pictures() -> None:
@@ -221,17 +227,14 @@ def test_published_models_are_compared_with_what_cuda_runs_and_that_with_the_por
 ) -> None:
     asked: dict[str, str] = {}
 
-    def answer(part: Part, say: Say) -> Part:
-        asked[part.folder.name] = part.options.graph_variant
-        return replace(
-            part, provider=part.requested, graphs={graph: GraphRow(graph) for graph in part.tested}
-        )
+    def answer(spec: TrialSpec, on_notice: NoticeCallback) -> TrialResult:
+        asked[spec.name] = spec.options.graph_variant
+        return TrialResult(spec.provider, {graph: GraphRow(graph) for graph in spec.graphs})
 
-    monkeypatch.setattr(selftest, "diagnose_provider", lambda _: obstacle)
-    found = report_of(
-        answer, provider, replace(BUNDLE, manifest=replace(MANIFEST, name="1.6-512-fp16"))
-    )
-    assert (found.reference, asked["first start"], asked.get("reference")) == (
+    monkeypatch.setattr(reference_comparison, "diagnose_provider", lambda _: obstacle)
+    published = replace(BUNDLE, manifest=replace(MANIFEST, name="1.6-512-fp16"))
+    report = report_of(answer, provider, published)
+    assert (report.reference, asked["first start"], asked.get("reference")) == (
         reference,
         "auto",
         variant,

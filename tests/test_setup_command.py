@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from latentsync_trt.bench import selftest
 from latentsync_trt.bench.rows import bundle_facts
-from latentsync_trt.bench.selftest import GraphRow, Report
+from latentsync_trt.bench.selftest import SelftestReport
+from latentsync_trt.bench.trial import GraphRow
 from latentsync_trt.bundle.find import default_bundle, demo_folder, remembered_choice
 from latentsync_trt.bundle.manifest import (
     FULL_STEP,
@@ -88,7 +89,7 @@ class SelfTest:
         options: RuntimeOptions,
         say: object,
         graphs: tuple[str, ...],
-    ) -> Report:
+    ) -> SelftestReport:
         self.calls.append((provider, bundle.folder.name, graphs))
         outcome = self.outcomes.get(provider, "passes")
         rows = (
@@ -96,7 +97,7 @@ class SelfTest:
         )
         stages = {"first start": ("it died",) if outcome == "fails" else ()}
         facts = bundle_facts(bundle.manifest)
-        return Report(
+        return SelftestReport(
             provider, provider, facts, (), "cuda", stages, rows, "", notices=(), environment={}
         )
 

@@ -24,34 +24,34 @@ from latentsync_trt.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One measurement.
-
-    `case`: which graph or clip. `time`: of a run, see `Setting.row`. `frames`: video frames of one
-    run, 0 if none. `memory`: see `Setting.memory`. `parts_s`: seconds of a run by part; the parts
-    of an end-to-end run overlap. `engines_ms`: mean time of a run of each graph. `start_up_s`:
-    seconds of building and opening before the first run. `syncnet`: of the finished clip.
-    """
+    """One measurement."""
 
     scenario: str
     case: str
+    """Which graph or clip."""
     provider: str | None
     preset: str | None
     time: Mapping[str, float]
+    """Of a run: see `Setting.row`."""
     frames: int = 0
+    """Video frames of one run, if it has any."""
     memory: Mapping[str, int | None] = field(default_factory=dict)
+    """See `Setting.memory`."""
     syncnet: SyncNetMeasure | None = None
+    """Of the finished clip."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a run by stage; the stages of a clip overlap."""
     engines_ms: Mapping[str, float] = field(default_factory=dict)
+    """Mean time of a run of each graph."""
     start_up_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of building and opening before the first run."""
     notes: tuple[str, ...] = ()
 
 
 def write_rows(
     path: Path, facts: Mapping[str, str], bundle: Mapping[str, Any], rows: Iterable[BenchRow]
 ) -> None:
-    """Writes the rows, below the `environment` and the bundle; raises `OutputError` if that cannot
-    be done.
-    """
+    """Writes the rows, below the `environment` and facts of the bundle. Raises `OutputError`."""
     content = {"environment": facts, "bundle": bundle, "rows": [asdict(row) for row in rows]}
     write_file(path, to_json("bench", 4, content) + "\n")
 
@@ -90,24 +90,21 @@ def environment(command: Iterable[str], providers: Iterable[str], device: int) -
 
 def library_versions() -> dict[str, str]:
     """Versions of what computes on a GPU, as far as they are known."""
-    found = {
+    versions = {
         "tensorrt": libraries.tensorrt_version(),
         "cuda": libraries.cuda_version(),
         "cudnn": libraries.cudnn_version(),
         "driver": devices.driver_version(),
     }
-    return {name: text for name, text in found.items() if text and text != libraries.UNKNOWN}
+    return {name: text for name, text in versions.items() if text and text != libraries.UNKNOWN}
 
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", info.read_text("utf-8"))
-        if info.is_file()
-        else None
-    )
-    if found:
-        return found[1]
+    if info.is_file():
+        name = re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", info.read_text("utf-8"))
+        if name is not None:
+            return name[1]
     return platform.processor() or platform.machine()
 
 
@@ -118,8 +115,8 @@ def usable_cores() -> int:
 
 
 def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> dict[str, Any]:
-    """Of a bundle that runs at `resolution_px`, or at its own; `sha256` is over all graphs and
-    weights.
+    """What a bundle is that runs at `resolution_px`, or at its own; `sha256` is over all graphs
+    and weights.
     """
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())

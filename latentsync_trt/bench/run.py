@@ -1,6 +1,6 @@
 """Measures `sync` from file to file, for each provider and preset."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,32 +19,33 @@ from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
+from latentsync_trt.measures import SyncNetMeasure
 from latentsync_trt.media.demo_clip import SpokenClip
 from latentsync_trt.media.reader import delays_of
 from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.devices import free_memory_bytes
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.sync.api import LipSync
+from latentsync_trt.types import NoticeCallback
 from latentsync_trt.unexpected import without_paths
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A bundle on a provider.
-
-    `resolution_px`: of the faces. `free_before_bytes`: device memory free before anything was
-    opened, None on the CPU. `say`: called with a line about what is measured. `runs`, `warm_up`:
-    with and without a clock.
-    """
+    """A bundle on a provider."""
 
     bundle: Bundle
     selection: Selection
     runtime: RuntimeOptions
     resolution_px: int
+    """Of the faces."""
     free_before_bytes: int | None
-    say: Callable[[str], None]
+    """Device memory that was free before anything was opened; None on the CPU."""
+    on_notice: NoticeCallback
+    """Gets lines about what is measured."""
     runs: int = 3
     warm_up: int = 1
+    """Runs before those, which are not timed."""
 
     def timed(self, run: Callable[[], Any]) -> tuple[list[float], Any]:
         """Milliseconds of each timed run, and what the last one returned; `run` must be
@@ -63,24 +64,24 @@ class Setting:
         case: str,
         times_ms: Sequence[float],
         notes: Iterable[str],
+        *,
+        provider: str | None = None,
+        preset: str | None = None,
         **fields: Any,
     ) -> BenchRow:
         """A row whose time has the median, and the 5th and 95th percentile (interpolated where runs
         are few).
         """
-        names = ("median_ms", "p5_ms", "p95_ms")
-        levels = np.percentile(times_ms, [50, 5, 95]).tolist()
-        known = {
-            "provider": self.selection.name,
-            "preset": None,
-            "notes": tuple(map(without_paths, notes)),
-            **fields,
-        }
+        median_ms, p5_ms, p95_ms = np.percentile(times_ms, [50, 5, 95]).tolist()
+        time = {"median_ms": median_ms, "p5_ms": p5_ms, "p95_ms": p95_ms, "runs": len(times_ms)}
         return BenchRow(
             scenario,
             case,
-            time={**dict(zip(names, levels, strict=True)), "runs": len(times_ms)},
-            **known,
+            provider=provider or self.selection.name,
+            preset=preset,
+            time=time,
+            notes=tuple(map(without_paths, notes)),
+            **fields,
         )
 
     @contextmanager
@@ -115,21 +116,23 @@ def settings_for(
     runtime: RuntimeOptions,
     sync: SyncOptions,
     providers: Sequence[str],
-    say: Callable[[str], None],
+    on_notice: NoticeCallback,
 ) -> list[Setting]:
     """One setting per provider, in the order given, without duplicates. Raises `InputError` if an
     option cannot be used, `ProviderUnavailable` if a named provider does not load.
     """
-    settings = dict[str, Setting]()
+    settings: dict[str, Setting] = {}
     resolution_px = resolution_of(bundle.manifest, sync, runtime)
     for name in providers:
         selection = select_provider(name, runtime.one_device)
         for text in selection.notices():
-            say(text)
-        free_bytes = None if selection.gpu is None else free_memory_bytes(selection.gpu.index)
-        settings.setdefault(
-            selection.name, Setting(bundle, selection, runtime, resolution_px, free_bytes, say)
-        )
+            on_notice(text)
+        if selection.name not in settings:
+            gpu = selection.gpu
+            free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
+            settings[selection.name] = Setting(
+                bundle, selection, runtime, resolution_px, free_bytes, on_notice
+            )
     return [*settings.values()]
 
 
@@ -139,35 +142,52 @@ def run_bench(
     clip: SpokenClip,
     folder: Path,
     network: SyncNet | None,
-) -> Generator[BenchRow, None, None]:
+) -> Iterator[BenchRow]:
     """Syncs `clip` with each of the `presets` in each setting, into `folder`; `network` measures
     LSE-C and LSE-D. Raises as `LipSync.sync`.
     """
     for setting, options in product(settings, presets):
-        setting.say(f"{setting.selection.name}: {clip.name} with preset {options.preset}")
-        target = folder / f"{setting.selection.name}-{options.preset}.mp4"
-        with setting.memory() as memory:
-            start_s = perf_counter()
-            with LipSync(
-                setting.bundle, setting.selection, setting.runtime, on_notice=setting.say
-            ) as lip_sync:
-                lip_sync.warm_up(options)
-                start_up_s = {"build, open, first runs": perf_counter() - start_s}
-                sync = partial(
-                    lip_sync.sync, clip.video, clip.audio, target, replace(options, overwrite=True)
-                )
-                times_ms, report = setting.timed(sync)
-        meter = None
-        if network is not None:
-            meter = SyncMeter(network, clip.audio, delays_of(clip.video, clip.audio).sound_s)
-            measure_clip(target, clip.audio, meter=meter)
-        found: dict[str, Any] = {
-            "preset": options.preset,
-            "frames": report.frames,
-            "memory": memory,
-            "start_up_s": start_up_s,
-            "syncnet": meter and meter.result(),
-            "parts_s": {stage.stage: stage.busy_s for stage in report.stages},
-            "engines_ms": {engine.graph: engine.mean_ms for engine in report.engines},
-        }
-        yield setting.row("end-to-end", clip.name, times_ms, report.notices, **found)
+        yield _bench_row(setting, replace(options, overwrite=True), clip, folder, network)
+
+
+def _bench_row(
+    setting: Setting,
+    options: SyncOptions,
+    clip: SpokenClip,
+    folder: Path,
+    network: SyncNet | None,
+) -> BenchRow:
+    name = setting.selection.name
+    setting.on_notice(f"{name}: {clip.name} with preset {options.preset}")
+    target = folder / f"{name}-{options.preset}.mp4"
+    with setting.memory() as memory:
+        start_s = perf_counter()
+        with LipSync(
+            setting.bundle, setting.selection, setting.runtime, on_notice=setting.on_notice
+        ) as lip_sync:
+            lip_sync.warm_up(options)
+            start_up_s = perf_counter() - start_s
+            times_ms, report = setting.timed(
+                partial(lip_sync.sync, clip.video, clip.audio, target, options)
+            )
+    return setting.row(
+        "end-to-end",
+        clip.name,
+        times_ms,
+        report.notices,
+        preset=options.preset,
+        frames=report.frames,
+        memory=memory,
+        start_up_s={"build, open, first runs": start_up_s},
+        syncnet=_syncnet_of(target, clip, network),
+        parts_s={stage.stage: stage.busy_s for stage in report.stages},
+        engines_ms={engine.graph: engine.mean_ms for engine in report.engines},
+    )
+
+
+def _syncnet_of(result: Path, clip: SpokenClip, network: SyncNet | None) -> SyncNetMeasure | None:
+    if network is None:
+        return None
+    meter = SyncMeter(network, clip.audio, delays_of(clip.video, clip.audio).sound_s)
+    measure_clip(result, clip.audio, meter=meter)
+    return meter.result()

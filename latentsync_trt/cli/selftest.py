@@ -16,7 +16,8 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.providers.table import PROVIDERS
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.selftest import GraphRow, Report
+    from latentsync_trt.bench.selftest import SelftestReport
+    from latentsync_trt.bench.trial import GraphRow
 
 _HEADS = (
     *("graph", "nodes", "build s", "engine MB"),
@@ -58,7 +59,7 @@ def test_provider(
     graphs: Sequence[str],
     *,
     as_json: bool = False,
-) -> "Report":
+) -> "SelftestReport":
     """Runs a self-test and prints its report, whose result `--provider auto` follows from then
     on.
     """
@@ -77,7 +78,7 @@ def test_provider(
     return report
 
 
-def _print_report(report: "Report") -> None:
+def _print_report(report: "SelftestReport") -> None:
     if report.graphs:
         print_table(_HEADS, [_cells_of_graph(row, report.provider) for row in report.graphs])
     for notice in report.notices:
