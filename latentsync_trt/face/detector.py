@@ -1,6 +1,4 @@
-"""Face detection with MediaPipe's BlazeFace and FaceMesh networks, and its settings; see Bazarevsky
-et al. 2019.
-"""
+"""Face detection with MediaPipe's BlazeFace and FaceMesh networks; see Bazarevsky et al. 2019."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.face.geometry import Region, face_of, iou, overlap
+from latentsync_trt.face.geometry import SAME_FACE_IOU, Region, face_of, iou, overlap
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
@@ -19,19 +17,20 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
 _SAME_BOX_IOU = 0.3
+"""Candidates that overlap more are merged."""
 _KEYPOINTS = 6
+"""Points of a face that BlazeFace returns."""
 _LOGIT_LIMIT = 80.0
 """Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
-_LEAST_LOGIT = 0.0
-"""Of a mesh: a probability of one half."""
-_MAX_FACES = 8
+_LEAST_MESH_LOGIT = 0.0
+"""The least score of a mesh: a probability of one half."""
+_MAX_CANDIDATES = 8
 """Most candidates that the mesh network examines per frame or tile, best first."""
-_CERTAIN_LOGIT = 14.0
-"""Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to
-its region, with logits of up to 9.1 in 220 pictures; on those that are not, logits begin at
-18.9.
+_UPRIGHT_LOGIT = 14.0
+"""The score from which on a mesh is certainly not upside down. A forehead looks like a chin then:
+the mesh converges on faces that are turned by 180° to its region, with logits of up to 9.1 in 220
+pictures; on those that are not, logits begin at 18.9.
 """
-_SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
 """For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to
 converge.
@@ -40,27 +39,27 @@ _TILE_PX = 480
 """A tenth of it is the smallest face worth painting: BlazeFace finds 9 of 10 a tenth as high as its
 square picture.
 """
-_MOST_ALONG = 9
+_MOST_TILES_ALONG = 9
 """Tiles along the longer side; of larger pictures than 4K, larger tiles are taken."""
-_OVERLAP = 0.25
-"""So that a face which is too small for the next larger search is whole in one tile, or nearly
-so.
+_TILE_OVERLAP = 0.25
+"""Part of a tile that the next one repeats, so that a face which is too small for the next larger
+search is whole in one tile, or nearly so.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class BlazeModel:
-    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
+    """A detector network."""
 
     name: str
     side_px: int
     grids: tuple[tuple[int, int], ...]
+    """Stride and anchors per cell of each grid."""
     least_score: float
 
 
-# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2
-# anchors.
 SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
+"""Three of its four levels share stride 16, so its cells there have 3 × 2 anchors."""
 FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
 
 
@@ -77,110 +76,126 @@ class MediaPipeDetector:
         }
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        """Faces in `frame`, uint8 `(H, W, 3)` RGB, at any angle, each confirmed by its mesh."""
+        """Returns the faces in `frame`, uint8 `(H, W, 3)` RGB, at any angle, each confirmed by its
+        mesh.
+        """
         return self.search(frame, frame, ()) or self.search(frame, frame, (), small=True)
 
     def search(
-        self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool = False
+        self,
+        picture: Picture,
+        overview: UInt8Array,
+        followed: Sequence[Face],
+        *,
+        small: bool = False,
     ) -> list[Face]:
-        """Faces in `picture` other than those `known`, at any angle, each confirmed by its mesh.
+        """Returns faces in `picture` other than those `followed`, at any angle, each confirmed by
+        its mesh.
 
         Args:
             overview: the whole picture, uint8 `(h, w, 3)` RGB, of any size of at least 192 px.
-            small: whether to search in `tiles`, too, where faces are found that are a twelfth as
+            small: whether to search in `tiles`, too, where faces are seen that are a twelfth as
                 high.
         """
-        faces: list[Face] = []
+        faces = list(followed)
         scale = np.divide(picture.shape[1::-1], overview.shape[1::-1]).astype(np.float32)
         for model in (FULL_RANGE, SHORT_RANGE):
-            self._confirm(picture, self._candidates(overview, model) * scale, known, faces)
-            if faces or known:
+            self._confirm(picture, self._candidates(overview, model) * scale, faces)
+            if faces:
                 break
         if small:
             whole = np.asarray(picture)
-            for left, top, side in tiles(picture.shape[1], picture.shape[0]):
-                found = self._candidates(whole[top : top + side, left : left + side], FULL_RANGE)
-                self._confirm(picture, found + np.array([left, top], np.float32), known, faces)
-        return faces
+            for tile in tiles(picture.shape[1], picture.shape[0]):
+                bottom = tile.top + tile.side
+                right = tile.left + tile.side
+                part = whole[tile.top : bottom, tile.left : right]
+                corner = np.array([tile.left, tile.top], np.float32)
+                self._confirm(picture, self._candidates(part, FULL_RANGE) + corner, faces)
+        return faces[len(followed) :]
 
-    def _confirm(
-        self, picture: Picture, candidates: Float32Array, known: Sequence[Face], faces: list[Face]
-    ) -> None:
-        """Adds those of `candidates (n, 4, 2)` to `faces` that have a mesh and are not known."""
-        for points in candidates[:_MAX_FACES]:
-            if any(_is_inside(points, face) for face in (*known, *faces)):
+    def _confirm(self, picture: Picture, candidates: Float32Array, faces: list[Face]) -> None:
+        """Adds those of `candidates (n, 4, 2)` to `faces` that have a mesh and are not in it
+        yet.
+        """
+        for points in candidates[:_MAX_CANDIDATES]:
+            if any(_is_middle_in(points, face) for face in faces):
                 continue
             face = self._face_in(picture, Region.of(points[:2].reshape(4), points[2], points[3]))
-            if face is not None and overlap(face, [*known, *faces]) <= _SAME_FACE_IOU:
+            if face is not None and overlap(face, faces) <= SAME_FACE_IOU:
                 faces.append(face)
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
-        """The face near its position in the previous frame; None if there is none."""
+        """Returns the face near its position in the previous frame; None if there is none."""
         return self._face_in(frame, Region.around(previous))
 
     def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
-        """The points (x, y) of the face near `around`, float32 `(468, 2)` in pixels, or None."""
-        found = self.mesh_in(picture, Region.around(around))
-        if found is None:
-            return None
-        return found[0][:, :2]
+        """Returns the points (x, y) of the face near `around`, float32 `(468, 2)` in pixels, or
+        None.
+        """
+        result = self.mesh_in(picture, Region.around(around))
+        return None if result is None else result[0][:, :2]
 
     def mesh_in(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
-        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its
-        logit, or None.
+        """Returns the mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and
+        its logit, or None.
         """
         landmarks, logits = self._graphs[_MESH].run({"image": region.cut(frame)})
         logit = float(logits.item())
-        if logit >= _LEAST_LOGIT:
-            return (region.mesh(landmarks), logit)
-        return None
+        if logit < _LEAST_MESH_LOGIT:
+            return None
+        return region.mesh(landmarks), logit
 
     def _face_in(self, frame: Picture, region: Region) -> Face | None:
-        """The face in or near `region`, which may be upside down there."""
+        """Returns the face in or near `region`, which may be upside down there."""
         face, logit = self._converged(frame, region)
-        if face is None or logit < _CERTAIN_LOGIT:
-            turned, logit = self._converged(frame, replace(region, angle=region.angle + pi))
-            face = turned if turned is not None and logit >= _CERTAIN_LOGIT else face
-        return face
+        if logit >= _UPRIGHT_LOGIT:
+            return face
+        turned, logit = self._converged(frame, replace(region, angle=region.angle + pi))
+        return turned if logit >= _UPRIGHT_LOGIT else face
 
     def _converged(self, frame: Picture, region: Region) -> tuple[Face | None, float]:
-        """The face in or near `region`, if there is one, and the logit of its score: the mesh runs
-        again on the region of its own result until that stops moving; before, its points lie beside
-        the face although the score is 1.
+        """Returns the face in or near `region` and the logit of its score; None and -inf if there
+        is none.
+
+        The mesh runs again on the region of its own result until that stops moving; before, its
+        points lie beside the face although the score is 1.
         """
         for _ in range(_MAX_MESH_RUNS):
-            found = self.mesh_in(frame, region)
-            if found is None:
+            result = self.mesh_in(frame, region)
+            if result is None:
                 break
-            face = face_of(*found)
-            own = Region.around(face)
-            if own.is_near(region):
-                return face, found[1]
-            region = own
+            face = face_of(*result)
+            next_region = Region.around(face)
+            if next_region.is_near(region):
+                return face, result[1]
+            region = next_region
         return None, -inf
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
+        """Returns faces as `_decoded`, in pixels of the frame."""
         height, width = frame.shape[:2]
-        side = max(height, width)
-        scale = model.side_px / side
-        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        longer = max(height, width)
+        scale = model.side_px / longer
+        small_width = max(1, round(width * scale))
+        small_height = max(1, round(height * scale))
+        left = (model.side_px - small_width) // 2
+        top = (model.side_px - small_height) // 2
         square = np.zeros((model.side_px, model.side_px, 3), np.float32)
-        left = (model.side_px - size[0]) // 2
-        top = (model.side_px - size[1]) // 2
-        square[top : top + size[1], left : left + size[0]] = cv2.resize(
-            frame, size, interpolation=cv2.INTER_AREA
+        square[top : top + small_height, left : left + small_width] = cv2.resize(
+            frame, (small_width, small_height), interpolation=cv2.INTER_AREA
         )
-        image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(
-            127.5
-        ) - np.float32(1)
+        channels_first = np.ascontiguousarray(square.transpose(2, 0, 1)[None])
+        image = channels_first / np.float32(127.5) - np.float32(1)
         boxes, scores = self._graphs[model.name].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
-        return (_decoded(model, boxes[0], scores[0, :, 0]) - offset) * side
+        return (_decoded(model, boxes[0], scores[0, :, 0]) - offset) * longer
 
 
 @lru_cache(maxsize=2)
 def _anchors(model: BlazeModel) -> Float32Array:
-    """Centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row by row."""
+    """Returns the centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row
+    by row.
+    """
     grids = []
     for stride, count in model.grids:
         side = model.side_px // stride
@@ -190,28 +205,31 @@ def _anchors(model: BlazeModel) -> Float32Array:
 
 
 def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and
-    right eye, as fractions of the square input. `boxes`: `(anchors, 16)`: center, size, then six
-    key points, in input pixels relative to the anchor's center; `scores`: `(anchors,)` logits.
+    """Returns faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box,
+    left and right eye, as fractions of the square input.
+
+    Args:
+        boxes: `(anchors, 16)`: center, size, then six key points, in input pixels relative to the
+            anchor's center.
+        scores: `(anchors,)` logits.
     """
     logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
     probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
-    found = np.flatnonzero(probabilities >= model.least_score)
-    found = found[np.argsort(-probabilities[found], kind="stable")]
-    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
-    middle = _anchors(model)[found]
-    center = points[:, 0] + middle
+    best_first = np.argsort(-probabilities, kind="stable")
+    likely = best_first[probabilities[best_first] >= model.least_score]
+    points = boxes[likely].reshape(-1, 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
+    anchors = _anchors(model)[likely]
+    center = points[:, 0] + anchors
     half = points[:, 1] / 2
-    left_eye = points[:, 2] + middle
-    right_eye = points[:, 3] + middle
-    return _merged(
-        probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1)
-    )
+    left_eye = points[:, 2] + anchors
+    right_eye = points[:, 3] + anchors
+    faces = np.stack([center - half, center + half, left_eye, right_eye], axis=1)
+    return _merged_candidates(probabilities[likely], faces)
 
 
-def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
-    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores`
-    descend.
+def _merged_candidates(scores: Float32Array, faces: Float32Array) -> Float32Array:
+    """Returns `faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score;
+    `scores` descend.
     """
     boxes = faces[:, :2].reshape(-1, 4)
     means = []
@@ -225,26 +243,34 @@ def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
     return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
-def _is_inside(points: Float32Array, face: Face) -> bool:
+def _is_middle_in(points: Float32Array, face: Face) -> bool:
     """Whether the middle of a candidate's box `points[:2]` is in the middle half of a face's."""
     middle = points[:2].mean(axis=0)
     center = (face.box[:2] + face.box[2:]) / 2
     return bool((np.abs(middle - center) < (face.box[2:] - face.box[:2]) / 4).all())
 
 
-def tiles(width_px: int, height_px: int) -> list[tuple[int, int, int]]:
-    """Left, top and side of overlapping squares that cover a picture; none for one hardly larger
-    than a tile.
-    """
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A square of a picture, in pixels."""
+
+    left: int
+    top: int
+    side: int
+
+
+def tiles(width_px: int, height_px: int) -> list[Tile]:
+    """Returns overlapping squares that cover a picture; none for one hardly larger than a tile."""
     longest = max(width_px, height_px)
-    if longest * (1 - _OVERLAP) < _TILE_PX:
+    step = 1 - _TILE_OVERLAP
+    if longest * step < _TILE_PX:
         return []
-    side = max(_TILE_PX, ceil(longest / (1 + (_MOST_ALONG - 1) * (1 - _OVERLAP))))
-    return [
-        (left, top, side) for top in _starts(height_px, side) for left in _starts(width_px, side)
-    ]
+    side = max(_TILE_PX, ceil(longest / (1 + (_MOST_TILES_ALONG - 1) * step)))
+    lefts = _tile_starts(width_px, side)
+    return [Tile(left, top, side) for top in _tile_starts(height_px, side) for left in lefts]
 
 
-def _starts(length_px: int, side_px: int) -> list[int]:
-    count = 1 + max(0, ceil((length_px - side_px) / (side_px * (1 - _OVERLAP))))
-    return [round(number * (length_px - side_px) / max(1, count - 1)) for number in range(count)]
+def _tile_starts(length_px: int, side_px: int) -> list[int]:
+    room = length_px - side_px
+    count = 1 + max(0, ceil(room / (side_px * (1 - _TILE_OVERLAP))))
+    return [round(number * room / max(1, count - 1)) for number in range(count)]

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 
 from latentsync_trt.face.cuts import MOST_COMPARED, SceneHistory, Surroundings, View, shape_change
-from latentsync_trt.face.geometry import distance_moved, overlap
+from latentsync_trt.face.geometry import SAME_FACE_IOU, distance_moved, overlap
 from latentsync_trt.face.identity import LOOK_REACH, Person, SteadyLook
-from latentsync_trt.face.search import FARTHEST_MOVE, SAME_FACE_IOU
+from latentsync_trt.face.search import FARTHEST_MOVE
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture
 
 _MOTION = 0.5

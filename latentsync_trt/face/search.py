@@ -8,6 +8,7 @@ import numpy as np
 
 from latentsync_trt.face.cuts import View
 from latentsync_trt.face.geometry import (
+    SAME_FACE_IOU,
     box_area,
     checked_faces,
     distance_moved,
@@ -23,8 +24,6 @@ SEARCH_EVERY_S = Fraction(1, 2)
 """Time between two searches for other faces, where none was lost."""
 CONTINUES_IOU = 0.3
 """Least overlap of a face with the box of the previous frame."""
-SAME_FACE_IOU = 0.4
-"""Two detections that overlap more are of the same face."""
 FARTHEST_MOVE = 1.0
 """How far a face moves at most while it is lost, in its own size."""
 _MOST_FACES = 12
@@ -48,7 +47,7 @@ class FollowingDetector(FaceDetector, Protocol):
         self,
         picture: Picture,
         overview: UInt8Array,
-        others: Sequence[Face],
+        followed: Sequence[Face],
         *,
         small: bool = False,
     ) -> list[Face]: ...

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from latentsync_trt.face.cuts import Change, View, change_of, is_elsewhere
-from latentsync_trt.face.geometry import between, overlap
+from latentsync_trt.face.geometry import SAME_FACE_IOU, between, overlap
 from latentsync_trt.face.identity import People, Person, look_of
 from latentsync_trt.face.open_track import OpenTrack, Shot, is_behind, is_whole, is_worse
-from latentsync_trt.face.search import CONTINUES_IOU, SAME_FACE_IOU, FaceSearch
+from latentsync_trt.face.search import CONTINUES_IOU, FaceSearch
 from latentsync_trt.types import Face, FaceDetector, Picture, UInt8Array, YuvPlanes
 
 LOST_TRACK_S = Fraction(1, 2)
