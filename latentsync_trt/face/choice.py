@@ -1,6 +1,6 @@
 """Chooses whose mouth is painted among the faces of each frame. Pure, but for `MainFace`."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -12,32 +12,31 @@ from latentsync_trt.face.align import align
 from latentsync_trt.face.geometry import box_area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.option_fields import FaceChoice
-from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
+from latentsync_trt.types import Face, FaceDetector, Float32Array, Float64Array, Picture
 
 LARGEST = FaceChoice("largest")
-_PATIENCE_S = 1
-_STILL = 0.02
-_MOVING = 0.045
+_PERSON_AWAY_S = 1
+"""How long a chosen person may be away before another is chosen."""
+_PICTURE_MOTION = 0.02
 """How much points of a face move at most in a picture of a face, also in noise and on a shaken
-camera, and at least in one that speaks. Measured over half a second: up to 0.030, and from 0.019
-on, of which 9 of 10 are above 0.030.
+camera. Measured over half a second of faces that speak: from 0.019 on, 9 of 10 above 0.030.
 """
+_LIVING_MOTION = 0.045
+"""How much they move at least in somebody who certainly is no picture: pictures reach 0.030."""
 
 
 def named_speakers(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
-    """The speaker of each person that `choice` names by number; None if it names none."""
-    if isinstance(choice, FaceChoice):
-        if choice.kind == "index":
-            return {choice.number: 0}
-        return None
-    return choice
+    """Returns the speaker of each person that `choice` names by number; None if it names none."""
+    if not isinstance(choice, FaceChoice):
+        return choice
+    return {choice.number: 0} if choice.kind == "index" else None
 
 
 def check_people(wanted: Collection[int], people: Collection[int], where: str) -> None:
     """Raises `InputError` if a number in `wanted` is not one of `people`, those seen in `where`."""
     for person in sorted(set(wanted) - set(people)):
-        known = ", ".join(map(str, sorted(people)))
-        cure = f"it has only {known}; see who they are with `latentsync-trt faces`"
+        numbers = ", ".join(map(str, sorted(people)))
+        cure = f"it has only {numbers}; see who they are with `latentsync-trt faces`"
         raise InputError(f"person {person}: is not in {where}; {cure}")
 
 
@@ -57,51 +56,79 @@ class Chooser:
         self._present_s = Fraction(0)
 
     def choose(self, seen: FrameFaces, time_s: Fraction) -> list[tuple[TrackedDetection, int]]:
-        if self._speakers is not None:
-            return [
-                (face, self._speakers[face.person])
-                for face in seen.faces
-                if face.person in self._speakers
-            ]
-        if seen.shot != self._shot and self._choice.kind != "at":
+        """Returns the faces of the next frame that are painted, each with the number of its
+        speaker.
+        """
+        if self._speakers is None:
+            face = self._chosen_face(seen, time_s)
+            return [] if face is None else [(face, 0)]
+        chosen = [face for face in seen.faces if face.person in self._speakers]
+        return [(face, self._speakers[face.person]) for face in chosen]
+
+    def _chosen_face(self, seen: FrameFaces, time_s: Fraction) -> TrackedDetection | None:
+        is_at_place = self._choice.kind == "at"
+        if seen.shot != self._shot and not is_at_place:
             self._chosen = []
             self._shot = seen.shot
-        for face in seen.faces:
-            # of whom more is known now, perhaps
-            if self._last is not None and face.track_id == self._last.track_id:
-                self._chosen = [
-                    face.person if one == self._last.person else one for one in self._chosen
-                ]
+        self._correct_person(seen.faces)
         visible = {face.person: face for face in seen.faces}
-        present = [person for person in self._chosen if person in visible]
-        is_lasting = self._choice.kind == "at" or time_s - self._present_s <= _PATIENCE_S
+        present = [visible[person] for person in self._chosen if person in visible]
+        is_lasting = is_at_place or time_s - self._present_s <= _PERSON_AWAY_S
         if not present and not (self._chosen and is_lasting):
             best = self._best(seen.faces)
             if best is not None:
                 self._chosen.append(best.person)
-                present = [best.person]
-        if present:
-            self._present_s = time_s
-            self._last = visible[present[0]]
-        return [(visible[person], 0) for person in present[:1]]
+                present = [best]
+        if not present:
+            return None
+        self._present_s = time_s
+        self._last = present[0]
+        return self._last
 
-    def _best(self, faces: Iterable[TrackedDetection]) -> TrackedDetection | None:
-        if self._choice.kind == "at":
-            place = np.array([self._choice.x_px, self._choice.y_px], np.float32)
-            faces = [
-                one
-                for one in faces
-                if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()
-            ]
-        if side := {"left": -1, "right": 1}.get(self._choice.kind):
-            return max(
-                faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None
-            )
-        faces = list(faces)
-        if self._choice.kind == "largest" and any(one.motion > _MOVING for one in faces):
+    def _correct_person(self, faces: Iterable[TrackedDetection]) -> None:
+        """Takes the person whom the last chosen track is known to show now."""
+        last = self._last
+        for face in faces:
+            if last is not None and face.track_id == last.track_id:
+                corrected = {last.person: face.person}
+                self._chosen = [corrected.get(person, person) for person in self._chosen]
+
+    def _best(self, faces: Sequence[TrackedDetection]) -> TrackedDetection | None:
+        choice = self._choice
+        if choice.kind == "left":
+            return min(faces, key=_middle_x, default=None)
+        if choice.kind == "right":
+            return max(faces, key=_middle_x, default=None)
+        if choice.kind == "at":
+            place = np.array([choice.x_px, choice.y_px], np.float32)
+            faces = [face for face in faces if _is_at(face, place)]
+        elif choice.kind == "largest" and any(face.motion > _LIVING_MOTION for face in faces):
             # others are on posters and screens
-            faces = [one for one in faces if one.motion > _STILL]
-        return max(faces, key=lambda one: box_area(one.face), default=None)
+            faces = [face for face in faces if face.motion > _PICTURE_MOTION]
+        return max(faces, key=lambda face: box_area(face.face), default=None)
+
+
+def _middle_x(face: TrackedDetection) -> float:
+    """Returns twice the middle of a face."""
+    return float(face.face.box[0] + face.face.box[2])
+
+
+def _is_at(face: TrackedDetection, place: Float32Array) -> bool:
+    """Whether a place `(2,)` is in the box of a face."""
+    box = face.face.box
+    return bool((box[:2] <= place).all() and (place <= box[2:]).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlignedDetection:
+    """How the face of a run is aligned in one frame."""
+
+    run: int
+    """The number of the run."""
+    matrix: Float64Array
+    """Shape `(2, 3)`: frame pixels → crop pixels."""
+    bias: complex
+    """See `align`."""
 
 
 class RunAligner:
@@ -109,36 +136,40 @@ class RunAligner:
 
     def __init__(self, resolution_px: int) -> None:
         self._resolution_px = resolution_px
-        self._runs: dict[object, tuple[int, complex]] = {}
+        self._last: dict[object, AlignedDetection] = {}
         self._next = 0
 
-    def advance(self, faces: Mapping[object, Face]) -> dict[object, tuple[int, Float64Array]]:
-        """Number and matrix `(2, 3)` of each face of the next frame; a key that was not in the last
-        one begins a run.
+    def advance(self, faces: Mapping[object, Face]) -> Mapping[object, AlignedDetection]:
+        """Returns each face of the next frame aligned; a key that was not in the last one begins a
+        run.
 
         Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as
         much.
         """
-        before = self._runs
-        self._runs = {}
-        placed = {}
+        aligned = {}
         for key, face in faces.items():
-            number, bias = before.get(key, (self._next, None))
-            self._next = max(self._next, number + 1)
-            matrix, new_bias = align(face.points, bias, self._resolution_px)
-            self._runs[key], placed[key] = (number, new_bias), (number, matrix)
-        return placed
+            before = self._last.get(key)
+            if before is None:
+                run = self._next
+                self._next += 1
+            else:
+                run = before.run
+            bias = None if before is None else before.bias
+            matrix, bias = align(face.points, bias, self._resolution_px)
+            aligned[key] = AlignedDetection(run, matrix, bias)
+        self._last = aligned
+        return aligned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedFace:
-    """The face in one frame. `track_id` changes where it is not that of the previous frame, or its
-    shot ended. `matrix (2, 3)` float64: frame pixels → crop pixels.
-    """
+    """The face in one frame."""
 
     face: Face
     track_id: int
+    """Another one where it is not the face of the previous frame, or its shot ended."""
     matrix: Float64Array
+    """Shape `(2, 3)`: frame pixels → crop pixels."""
 
 
 class MainFace:
@@ -150,14 +181,15 @@ class MainFace:
         self._tracker = FaceTracker(detector)
         self._chooser = Chooser(LARGEST)
         self._frames = 0
-        self._runs = RunAligner(resolution_px)
+        self._aligner = RunAligner(resolution_px)
 
     def update(self, frame: Picture) -> TrackedFace | None:
-        """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
+        """Returns the face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
         self._frames += 1
         time_s = Fraction(self._frames, MODEL_FPS)
         chosen = self._chooser.choose(self._tracker.update(frame, time_s), time_s)
-        placed = self._runs.advance({one.track_id: one.face for one, _ in chosen})
-        for one, _ in chosen:
-            return TrackedFace(one.face, *placed[one.track_id])
+        aligned = self._aligner.advance({face.track_id: face.face for face, _ in chosen})
+        for face, _ in chosen:
+            place = aligned[face.track_id]
+            return TrackedFace(face.face, place.run, place.matrix)
         return None

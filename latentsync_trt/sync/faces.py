@@ -108,7 +108,7 @@ class FaceFinder:
         self._faces = faces
         self._wanted = wanted
         self._chooser = Chooser(choice)
-        self._runs = RunAligner(resolution_px)
+        self._aligner = RunAligner(resolution_px)
         self._resolution_px = resolution_px
         self._clock = clock or StageClock()
         self._pixel_aspect = pixel_aspect
@@ -172,20 +172,21 @@ class FaceFinder:
 
     def _job(self, frame: Frame, seen: FrameFaces, jumps: int) -> FrameJob:
         chosen = self._chooser.choose(seen, frame.time_s)
-        placed = self._runs.advance({(one.track_id, jumps): one.face for one, _ in chosen})
+        aligned = self._aligner.advance({(one.track_id, jumps): one.face for one, _ in chosen})
         if not chosen:
             # a search may have converted the whole picture
             return FrameJob(without_rgb(frame), seen=seen)
         targets = []
         for one, speaker in chosen:
             face = one.face
-            (run, matrix) = placed[one.track_id, jumps]
+            place = aligned[one.track_id, jumps]
+            matrix = place.matrix
             if self._pixel_aspect != 1:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face = transformed_face(face, inverse(to_square))
                 matrix = composed(to_square, matrix)
             targets.append(
-                Target(frame.index, frame.time_s, run, one.person, speaker, face, matrix)
+                Target(frame.index, frame.time_s, place.run, one.person, speaker, face, matrix)
             )
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
@@ -250,6 +251,6 @@ def analyze(
             on_progress(
                 Progress("finding faces", count, max(expected, count) if expected else None)
             )
-    if not people.tracks:
+    if people.is_empty:
         raise stats.no_face(video)
     return people.result(mark_of(video, info, stats.frames))
