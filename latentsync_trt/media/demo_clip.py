@@ -14,19 +14,21 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.types import Float64Array, UInt8Array
 
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
 DEMO_SIDE_PX = 480
-_FACE_PX = (224.0, 125.0)  # center of the face in the portrait, and of the camera's path
+_FACE_PX = (224.0, 125.0)
+"""Center of the face in the portrait, and of the camera's path."""
 _ZOOM = 1.7
 _ZOOM_SWAY = 0.06
 _PAN_SWAY_PX = 7.0
 _TURN_SWAY_DEG = 2.5
-_PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and rotation: no common multiple within a clip
+_PERIODS_S = (3.1, 4.3, 5.7)
+"""Of zoom, pan and rotation: without a common multiple within a clip."""
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
@@ -40,17 +42,18 @@ def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
 
 @dataclass(frozen=True, slots=True)
 class SpokenClip:
-    """A video and its speech. `name`: as rows show it."""
+    """A video and its speech."""
 
     video: Path
     audio: Path
     name: str
+    """As rows of measurements show it."""
 
 
 def choose_clip(
     video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4"
 ) -> SpokenClip:
-    """The given files; missing ones are replaced by the built-in recording or a video of the
+    """Returns both files; a missing one is replaced by the built-in recording or a video of the
     built-in portrait, which `folder` receives under this `name`. Raises `MediaError` if they cannot
     be read.
     """
@@ -72,28 +75,35 @@ def choose_clip(
 
 
 def portrait() -> UInt8Array:
-    """The photograph, uint8 `(H, W, 3)` RGB."""
+    """Returns the photograph, uint8 `(H, W, 3)` RGB."""
     # Not `cv2.imread`, which on Windows opens no file below a folder whose name is not ASCII.
-    return np.asarray(
-        cv2.imdecode(np.fromfile(ASSETS / "portrait.jpg", np.uint8), cv2.IMREAD_COLOR_RGB), np.uint8
-    )
+    content = np.fromfile(ASSETS / "portrait.jpg", np.uint8)
+    return np.asarray(cv2.imdecode(content, cv2.IMREAD_COLOR_RGB), np.uint8)
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
-    """Frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's rate."""
+    """Yields frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's
+    rate.
+    """
     rgb = portrait()
-    x = DEMO_SIDE_PX / 2 - _FACE_PX[0]
-    y = DEMO_SIDE_PX * 0.45 - _FACE_PX[1]
-    for time_s in (index / MODEL_FPS for index in range(ceil(duration_s * MODEL_FPS))):
-        zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
-        zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
-        matrix = np.asarray(
-            cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64
+    size = (DEMO_SIDE_PX, DEMO_SIDE_PX)
+    for index in range(ceil(duration_s * MODEL_FPS)):
+        frame = cv2.warpAffine(
+            rgb,
+            _camera(index / MODEL_FPS),
+            size,
+            flags=cv2.INTER_CUBIC,
+            borderMode=cv2.BORDER_REFLECT_101,
         )
-        matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
-        matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
-        size = (DEMO_SIDE_PX, DEMO_SIDE_PX)
-        border = cv2.BORDER_REFLECT_101
-        yield np.asarray(
-            cv2.warpAffine(rgb, matrix, size, flags=cv2.INTER_CUBIC, borderMode=border), np.uint8
-        )
+        yield np.asarray(frame, np.uint8)
+
+
+def _camera(time_s: float) -> Float64Array:
+    """Returns the map `(2, 3)` from pixels of the portrait to those of the frame at a time."""
+    zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
+    zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
+    turn_deg = _TURN_SWAY_DEG * sin(turn_phase)
+    matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, turn_deg, zoom), np.float64)
+    matrix[0, 2] += DEMO_SIDE_PX / 2 - _FACE_PX[0] + _PAN_SWAY_PX * sin(pan_phase)
+    matrix[1, 2] += DEMO_SIDE_PX * 0.45 - _FACE_PX[1] + _PAN_SWAY_PX * sin(pan_phase / 2)
+    return matrix

@@ -16,10 +16,9 @@ from av.stream import Disposition, Stream
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import why_missing
 
-# Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes.
-MOST_PIXELS = 139_264 * 16 * 16
+MAX_PIXELS = 139_264 * 16 * 16
+"""Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
 
-# FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a URL.
 _PLAYLISTS = {
     "concat",
     "dash",
@@ -32,24 +31,28 @@ _PLAYLISTS = {
     "sap",
     "sdp",
     "vobsub",
+    "webm_dash_manifest",
 }
-_PLAYLISTS |= {"webm_dash_manifest"}
+"""FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a
+URL.
+"""
+
 _INPUT_OPTIONS = {
     "protocol_whitelist": "file",
     "format_whitelist": ",".join(sorted(av.formats_available - _PLAYLISTS)),
-    "max_pixels": f"{MOST_PIXELS}",
+    "max_pixels": f"{MAX_PIXELS}",
     "pattern_type": "none",  # for pictures whose name contains "%d"; other demuxers ignore it
 }
 
 
 T = TypeVar("T")
 
-# of one stream of an output, with times there, in this order
 TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
+"""Packets of one stream of an output, with their times there, in this order."""
 
 
 def reason_of(error: Exception) -> str:
-    """The message of FFmpeg or the system, without numbers and names of functions."""
+    """Returns the message of FFmpeg or the system, without numbers and names of functions."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
@@ -65,27 +68,24 @@ def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iter
 
 
 def guarded(path: Path, stream: Stream, items: Iterator[T]) -> Iterator[T]:
-    """The frames or packets of a stream; if reading fails, the `MediaError` names the time from the
-    file's start.
+    """Yields the frames or packets of a stream; if reading fails, the `MediaError` names the time
+    from the file's start.
     """
     at_s = 0.0
     start_s = (cast(InputContainer, stream.container).start_time or 0) / av.time_base
     while True:
-        with reading(
-            path, f"its {stream.type} breaks off after {at_s:.2f} s; repair or re-encode it"
-        ):
+        problem = f"its {stream.type} breaks off after {at_s:.2f} s; repair or re-encode it"
+        with reading(path, problem):
             item: Any = next(items, None)
         if item is None:
             return
-        if item.pts is None or not item.time_base:
-            at_s = at_s
-        else:
+        if item.pts is not None and item.time_base:
             at_s = float(item.pts * item.time_base) - start_s
         yield item
 
 
 def codec_name(stream: Stream) -> str:
-    """FFmpeg's name of the codec; empty if it does not know the codec."""
+    """Returns FFmpeg's name of the codec; empty if it does not know the codec."""
     context: CodecContext | None = stream.codec_context  # PyAV's types leave the None out
     if context is None:
         return ""
@@ -93,12 +93,12 @@ def codec_name(stream: Stream) -> str:
 
 
 def is_mp4(container: InputContainer) -> bool:
-    """Whether it is MP4 or one of its kin, as MOV and M4A."""
+    """Returns whether a file is MP4 or one of its kin, as MOV and M4A."""
     return "mp4" in container.format.name.split(",")
 
 
 def picture_streams(container: InputContainer) -> list[VideoStream]:
-    """The video streams that are no covers."""
+    """Returns the video streams that are no covers."""
     return [
         each for each in container.streams.video if not each.disposition & Disposition.attached_pic
     ]
@@ -124,61 +124,62 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a
     # decoder holds while it waits for the decoder's own threads. Two open files are then enough for
     # a deadlock.
-    with reading(
-        path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"
-    ):
-        # Nothing here reads metadata, which old programs wrote in encodings other than
-        # UTF-8. FFmpeg would take "a:" in "a:b.mp4" as a protocol.
+    cure = "; give another one, or convert it to MP4 or WAV"
+    with reading(path, "is not a readable media file", cure):
+        # Nothing here reads metadata, which old programs wrote in encodings other than UTF-8.
+        # FFmpeg would take "a:" in "a:b.mp4" as a protocol.
+        url = f"file:{path}"
         try:
-            container = av.open(
-                f"file:{path}", "r", options=_INPUT_OPTIONS, metadata_errors="replace"
-            )
+            container = av.open(url, "r", options=_INPUT_OPTIONS, metadata_errors="replace")
         except av.error.ArgumentError as error:  # how FFmpeg refuses a format
+            what = "is damaged, or a playlist, which names other files"
             cure = "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
-            raise MediaError(
-                f"{path}: is damaged, or a playlist, which names other files; {cure}"
-            ) from error
+            raise MediaError(f"{path}: {what}; {cure}") from error
     with container:
-        # FFmpeg ends a truncated file without an error.
-        for entries in (
-            stream.index_entries for stream in container.streams if len(stream.index_entries)
-        ):
-            last = entries[len(entries) - 1]
-            if 0 < container.size < last.pos + last.size:
-                what = (
-                    f"its index expects at least {last.pos + last.size} "
-                    f"bytes, the file has {container.size}"
-                )
-                raise MediaError(f"{path}: is cut off: {what}; copy or download it again")
+        _check_whole(path, container)
         yield container
+
+
+def _check_whole(path: Path, container: InputContainer) -> None:
+    """Raises `MediaError` if the index of a file names more than is there, which FFmpeg ends
+    without an error.
+    """
+    for stream in container.streams:
+        entries = stream.index_entries
+        if not len(entries):
+            continue
+        last = entries[len(entries) - 1]
+        stated_bytes = last.pos + last.size
+        if 0 < container.size < stated_bytes:
+            what = f"its index expects at least {stated_bytes} bytes, the file has {container.size}"
+            raise MediaError(f"{path}: is cut off: {what}; copy or download it again")
 
 
 def check_file(path: Path) -> None:
     """Raises `MediaError` if `path` is no regular file, may not be read, or is empty."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MediaError(why_missing(path), usage=True) from error
     except (OSError, ValueError) as error:
         raise MediaError(f"{path}: cannot be read: {reason_of(error)}", usage=True) from error
-    if S_ISDIR(found.st_mode):
+    if S_ISDIR(status.st_mode):
         raise MediaError(f"{path}: is a folder; name a video or audio file in it", usage=True)
     if not os.access(path, os.R_OK):
         raise MediaError(f"{path}: may not be read; change its permissions", usage=True)
-    if not S_ISREG(found.st_mode):
+    if not S_ISREG(status.st_mode):
         cure = "files are read several times, so write it to one first, and name that"
         raise MediaError(f"{path}: is a pipe or a device; {cure}", usage=True)
-    if not found.st_size:
+    if not status.st_size:
         raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
 
 
 def check_size(path: Path, width_px: int, height_px: int) -> None:
-    if not 0 < width_px * height_px <= MOST_PIXELS:
-        if width_px:
-            size = f"{width_px}×{height_px} pixels"
-        else:
-            size = "no size that can be read"
-        most = f"at most {MOST_PIXELS / 1e6:.0f} million pixels are accepted"
-        raise MediaError(
-            f"{path}: its pictures have {size}; {most}; scale it down, or convert it to MP4"
-        )
+    """Raises `MediaError` for pictures without a size, or of one that is not accepted."""
+    if 0 < width_px * height_px <= MAX_PIXELS:
+        return
+    size = f"{width_px}×{height_px} pixels" if width_px else "no size that can be read"
+    limit = f"at most {MAX_PIXELS / 1e6:.0f} million pixels are accepted"
+    raise MediaError(
+        f"{path}: its pictures have {size}; {limit}; scale it down, or convert it to MP4"
+    )

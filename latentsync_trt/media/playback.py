@@ -24,7 +24,7 @@ from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.decoding import decode_pictures, is_photo
 from latentsync_trt.media.files import (
-    MOST_PIXELS,
+    MAX_PIXELS,
     check_size,
     codec_name,
     guarded,
@@ -230,7 +230,7 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
             f"{path}: its video stream is in a codec that FFmpeg does not know; convert it to MP4"
         )
     check_size(path, context.width, context.height)
-    context.options = {"max_pixels": f"{MOST_PIXELS}"}  # the size may change
+    context.options = {"max_pixels": f"{MAX_PIXELS}"}  # the size may change
     return stream
 
 

@@ -48,15 +48,18 @@ from latentsync_trt.media.timing import (
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
-# Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
 _OPAQUE = 250
+"""Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than
+3 %.
+"""
 _VIEWS = {Type.SPHERICAL: "360°", Type.STEREO3D: "3D"}
+"""Names of what `VideoInfo.views` says, by the side data that tell it."""
 _TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
 
 
 def probe(path: Path) -> VideoInfo:
-    """Properties of the main video stream of `path`, of which one frame is decoded; raises
-    `MediaError`.
+    """Returns the properties of the main video stream of `path`, of which one frame is decoded;
+    raises `MediaError`.
     """
     with open_input(path) as container:
         stream = video_stream(path, container)
@@ -99,45 +102,55 @@ def read_frames(
     playback: Playback = _AS_IT_IS,
     store: Callable[[YuvPlanes], YuvPlanes] | None = None,
 ) -> Iterator[Frame]:
-    """Frames of the main video stream, upright, as `playback` says; `store` may put planes
-    elsewhere. `planes` are the decoder's own bytes where `conversion` supports their format;
+    """Yields frames of the main video stream, upright, as `playback` says.
+
+    Their `planes` are the decoder's own bytes where `conversion` supports their format; their
     `picture` is computed from them on access. Both are read-only, as repeated frames share them.
-    Raises `MediaError`: the file cannot be read, has no picture, or breaks off; the message gives
-    the time.
+
+    Args:
+        store: may put planes elsewhere.
+
+    Raises:
+        MediaError: the file cannot be read, has no picture, or breaks off; the message gives the
+            time.
     """
     converter = FrameConverter()
-    frame: VideoFrame | None = None
-    converted = None
-    for index, shown in enumerate(played(VideoPasses(path), playback)):
-        picture = shown.item
-        if converted is None or picture.item is not frame:
-            frame = picture.item
+    decoded: VideoFrame | None = None
+    for index, played_picture in enumerate(played(VideoPasses(path), playback)):
+        source_picture = played_picture.item
+        if source_picture.item is not decoded:
+            decoded = source_picture.item
             with reading(path, "its pictures cannot be converted"):
-                _check_opaque(path, frame)
-                planes = converter.planes(frame)
-            planes = planes if store is None else store(planes)
-            converted = LazyRgb(planes), planes
+                _check_opaque(path, decoded)
+                planes = converter.planes(decoded)
+            if store is not None:
+                planes = store(planes)
+            picture = LazyRgb(planes)
         yield Frame(
             index,
-            shown.time_s,
-            shown.duration_s,
-            picture.time_s,
-            *converted,
-            damaged=is_damaged(frame),
-            new_aspect=new_aspect_of(frame),
+            played_picture.time_s,
+            played_picture.duration_s,
+            source_picture.time_s,
+            picture,
+            planes,
+            damaged=is_damaged(decoded),
+            new_aspect=new_aspect_of(decoded),
         )
-    if converted is None and playback.duration_s != 0:
+    if decoded is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")
 
 
 def _duration_s(
     path: Path, stream: VideoStream, rate: Fraction | None, start_s: Fraction | None
 ) -> Fraction | None:
+    """Returns how long the pictures last, at least one period; None where the file does not state
+    that.
+    """
     container = cast(InputContainer, stream.container)
-    least_s = period_of(rate)
+    period_s = period_of(rate)
     # FFmpeg's name for a still picture
     if container.format.name.endswith("_pipe") or is_photo(stream):
-        return least_s
+        return period_s
     if stream.duration is not None and stream.time_base is not None and knows_end(container):
         return stream.duration * stream.time_base
     latest_s = stated_end_s(container)
@@ -146,12 +159,12 @@ def _duration_s(
     # The header may state more than is there, and Matroska's the length or the end, depending on
     # what wrote it.
     end_s = end_of(path, stream.index).ends_s.get(stream.index, latest_s)
-    return max(min(end_s, latest_s) - (start_s or 0), least_s)
+    return max(min(end_s, latest_s) - (start_s or 0), period_s)
 
 
 def _has_alpha(path: Path, index: int) -> bool:
-    """Whether the pictures of VP8 or VP9 come with alpha, which FFmpeg's decoders leave out.
-    Recordings of Chromium are marked as transparent, but have none.
+    """Returns whether the pictures of VP8 or VP9 come with alpha, which FFmpeg's decoders leave
+    out. Recordings of Chromium are marked as transparent, but have none.
     """
     with open_input(path) as container:
         first = next(container.demux(container.streams[index]))
@@ -160,9 +173,8 @@ def _has_alpha(path: Path, index: int) -> bool:
 
 def _check_opaque(path: Path, frame: VideoFrame) -> None:
     """Raises `MediaError` for a transparent pixel; alpha that is opaque, or all zero, is fine."""
-    if not (
-        frame.format.has_palette or any(component.is_alpha for component in frame.format.components)
-    ):
+    has_alpha = any(component.is_alpha for component in frame.format.components)
+    if not has_alpha and not frame.format.has_palette:
         return
     alpha = plane_views(frame.reformat(format="gbrap", threads=1))[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
@@ -179,12 +191,12 @@ class Delays:
 
 
 def delays_of(video: Path, audio: Path) -> Delays:
-    """How much later than the other one the picture or the sound starts of a file that is both. Of
-    another file with a picture of its own, the sound starts as much later as it does there. Raises
-    `MediaError`.
+    """Returns how much later than the other one the picture or the sound starts of a file that is
+    both. Of another file with a picture of its own, the sound starts as much later as it does
+    there. Raises `MediaError`.
     """
-    is_one = is_same_file(video, audio)
-    picture_s = probe(video).start_s if is_one else _picture_start_s(audio)
+    is_one_file = is_same_file(video, audio)
+    picture_s = probe(video).start_s if is_one_file else _first_picture_s(audio)
     sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
         return Delays()
@@ -194,19 +206,21 @@ def delays_of(video: Path, audio: Path) -> Delays:
     delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
     if picture_s <= sound_s:
         return Delays(sound_s=delay_s)
-    if is_one:
+    if is_one_file:
         return Delays(picture_s=delay_s)
     return Delays()
 
 
-def _picture_start_s(path: Path) -> Fraction | None:
-    """The first stamp of the pictures of a file, which need not be decoded; None without any."""
+def _first_picture_s(path: Path) -> Fraction | None:
+    """Returns the first stamp of the pictures of a file, which need not be decoded; None without
+    any.
+    """
+    stamps_s = list[Fraction]()
     with open_input(path) as container:
-        stamps = [(each.start_time, each.time_base) for each in picture_streams(container)]
-    return min(
-        (stamp * unit_s for stamp, unit_s in stamps if stamp is not None and unit_s is not None),
-        default=None,
-    )
+        for stream in picture_streams(container):
+            if stream.start_time is not None and stream.time_base is not None:
+                stamps_s.append(stream.start_time * stream.time_base)
+    return min(stamps_s, default=None)
 
 
 def is_same_file(video: Path, audio: Path) -> bool:
