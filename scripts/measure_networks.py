@@ -40,7 +40,7 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import temporary_folder
-from latentsync_trt.measure.pictures import compared, generated_part, overall
+from latentsync_trt.measure.pictures import clip_likeness, frame_likeness, generated_area
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SpokenClip, choose_clip
 from latentsync_trt.media.playback import Playback
@@ -218,9 +218,8 @@ def _loops(
             if expected is None:
                 expected = found
             else:
-                notes.append(
-                    f"beside preset {REFERENCE}: {overall([*map(compared, found, expected)])}"
-                )
+                likeness = clip_likeness([*map(frame_likeness, found, expected)])
+                notes.append(f"beside preset {REFERENCE}: {likeness}")
             measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
 
@@ -256,7 +255,7 @@ def first_window(
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
     """The generated part of faces, uint16 `(H, W, 3)`, as 8-bit pictures."""
-    rows, columns = generated_part(len(painted[0]))
+    rows, columns = generated_area(len(painted[0]))
     return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)
 
 

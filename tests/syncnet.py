@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from latentsync_trt.export.syncnet import SyncNetModule
-from latentsync_trt.measure.syncnet import EMBEDDING, INPUTS, OUTPUTS
+from latentsync_trt.measure.syncnet import EMBEDDING, SYNCNET_INPUTS, SYNCNET_OUTPUTS
 
 SEED = 11
 
@@ -50,7 +50,7 @@ def write_means(path: Path) -> Path:
         "shape": np.array([0, -1]),
         "axes": np.array([1]),
     }
-    for given, embedded, shape in zip(INPUTS, OUTPUTS, shapes, strict=True):
+    for given, embedded, shape in zip(SYNCNET_INPUTS, SYNCNET_OUTPUTS, shapes, strict=True):
         nodes += [
             helper.make_node("Reshape", [given, "shape"], [f"{given} flat"]),
             helper.make_node("ReduceMean", [f"{given} flat", "axes"], [f"{given} mean"]),

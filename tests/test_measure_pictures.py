@@ -8,10 +8,10 @@ import pytest
 
 from latentsync_trt.measure.pictures import (
     Likeness,
-    compared,
-    generated_part,
-    mouth_part,
-    overall,
+    clip_likeness,
+    frame_likeness,
+    generated_area,
+    mouth_area,
     ssim,
 )
 from latentsync_trt.types import UInt8Array
@@ -34,14 +34,14 @@ def _picture(seed: int) -> UInt8Array:
 
 
 def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
-    return overall([compared(*pair) for pair in zip(frames, reference, strict=True)])
+    return clip_likeness([frame_likeness(*pair) for pair in zip(frames, reference, strict=True)])
 
 
 def test_ssim_is_that_of_scikit_image() -> None:
     metrics = pytest.importorskip("skimage.metrics")
-    a = b = _picture(SEED)
+    a = _picture(SEED)
     b = (
-        (b.astype(np.float64) * 0.8 + np.random.default_rng(9).normal(0, 20, b.shape))
+        (a.astype(np.float64) * 0.8 + np.random.default_rng(9).normal(0, 20, a.shape))
         .clip(0, 255)
         .astype(np.uint8)
     )
@@ -61,23 +61,26 @@ def test_ssim_is_that_of_scikit_image() -> None:
 def test_a_clip_is_compared_frame_by_frame() -> None:
     clip = [_picture(seed) for seed in range(3)]
     other = [clip[0], clip[1], (clip[2] // 2).astype(np.uint8)]
-    found = likeness(iter(clip), iter(other))
+    measured = likeness(iter(clip), iter(other))
     same = likeness(clip, clip)
-    assert (same.psnr_db, same.ssim) == (None, pytest.approx(1.0))
+    assert same.psnr_db is None
+    assert same.ssim == pytest.approx(1.0)
     squares = np.mean((np.stack(clip).astype(float) - np.stack(other)) ** 2)
-    assert found.frames == 3
-    assert found.psnr_db == pytest.approx(10 * np.log10(255**2 / squares))
-    assert found.ssim == pytest.approx((2 + ssim(clip[2], other[2])) / 3)
+    assert measured.frames == 3
+    assert measured.psnr_db == pytest.approx(10 * np.log10(255**2 / squares))
+    assert measured.ssim == pytest.approx((2 + ssim(clip[2], other[2])) / 3)
 
 
 def test_a_difference_counts_in_the_part_that_holds_it() -> None:
     source = np.random.default_rng(SEED).integers(40, 216, (SIDE_PX, SIDE_PX, 3)).astype(np.uint8)
-    rows, columns = mouth_part(SIDE_PX)
+    rows, columns = mouth_area(SIDE_PX)
     changed = source.copy()
     changed[rows, columns] += 5
-    parts = {"mouth": mouth_part(SIDE_PX), "generated": generated_part(SIDE_PX)}
-    found = {area: likeness([source[part]], [changed[part]]) for area, part in parts.items()}
-    assert found["mouth"].psnr_db == pytest.approx(20 * math.log10(255 / 5))
-    assert found["generated"].psnr_db is not None
-    assert found["mouth"].psnr_db < found["generated"].psnr_db
-    assert found["mouth"].ssim < found["generated"].ssim < 1
+    areas = {"mouth": mouth_area(SIDE_PX), "generated": generated_area(SIDE_PX)}
+    measured = {name: likeness([source[area]], [changed[area]]) for name, area in areas.items()}
+    mouth = measured["mouth"]
+    generated = measured["generated"]
+    assert mouth.psnr_db == pytest.approx(20 * math.log10(255 / 5))
+    assert generated.psnr_db is not None
+    assert mouth.psnr_db < generated.psnr_db
+    assert mouth.ssim < generated.ssim < 1

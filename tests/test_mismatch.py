@@ -14,7 +14,7 @@ from latentsync_trt.bundle.manifest import Manifest, read_manifest
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.clips import measure_clip
-from latentsync_trt.measure.lips import FOLLOWS, Loudness, following
+from latentsync_trt.measure.lips import FOLLOWS, Loudness, measure_following
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait
@@ -63,13 +63,14 @@ def test_the_first_painted_faces_decide_once(
     words: str,
 ) -> None:
     said: list[str] = []
-    found = check(said, side_px=side_px)
+    checked = check(said, side_px=side_px)
     for _ in range(20):
-        found.look(FACE, painted.astype(np.uint16) * 257)
-    assert said == ([found.text] if words else [])
-    assert words in found.text
-    assert color[0] <= (found.color or 0) <= color[1]
-    assert sharpness[0] - 1e-6 <= (found.sharpness or 0) <= sharpness[1] + 1e-6
+        checked.check_painted_face(FACE, painted.astype(np.uint16) * 257)
+    assert said == ([checked.text] if words else [])
+    assert words in checked.text
+    assert checked.fit is not None
+    assert color[0] <= checked.fit.color <= color[1]
+    assert sharpness[0] - 1e-6 <= checked.fit.sharpness <= sharpness[1] + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,9 @@ def test_the_built_in_model_knows_one_face(
         said: list[str] = []
         (face,) = detector.detect(rgb)
         for manifest in (DEMO, PUBLISHED):
-            found = check(said, manifest)
+            checked = check(said, manifest)
             for _ in range(2):
-                found.meet(rgb, face, detector)
+                checked.check_source_face(rgb, face, detector)
             assert len(said) == (not known)
 
 
@@ -111,10 +112,11 @@ def talk_of(gaps: Float32Array, sound: Path) -> tuple[Float32Array, Float32Array
 
 def test_the_known_mouth_follows_its_own_speech_only() -> None:
     gaps, voice_db = talk_of(0.03 + 0.2 * spoken_mouth().opening, SPEECH)
-    found = following(gaps, voice_db)
-    assert (found[1] >= FOLLOWS, found[2]) == (True, 0)
+    following = measure_following(gaps, voice_db)
+    assert following.distinct >= FOLLOWS
+    assert following.late_frames == 0
     for frames in range(20, 110, 10):
-        assert following(gaps, np.roll(voice_db, frames, axis=0))[1] < FOLLOWS
+        assert measure_following(gaps, np.roll(voice_db, frames, axis=0)).distinct < FOLLOWS
 
 
 @pytest.mark.slow
@@ -124,12 +126,13 @@ def test_people_follow_their_own_speech_only(assets: Path) -> None:
     clips = [assets / f"demo{number}_video.mp4" for number in (1, 2, 3)]
     talks = [talk_of(measure_clip(clip, clip).gaps, clip) for clip in clips]
     for talk in talks:
-        found = following(*talk)
-        assert (found[1] >= FOLLOWS, found[2]) == (True, 0)
+        following = measure_following(*talk)
+        assert following.distinct >= FOLLOWS
+        assert following.late_frames == 0
     wrong = [(gaps, voice_db) for (gaps, _), (_, voice_db) in permutations(talks, 2)]
     wrong += [
         (gaps, np.roll(own, n * len(own) // 4, axis=0)) for gaps, own in talks for n in (1, 2, 3)
     ]
     for gaps, voice_db in wrong:
         count = min(len(gaps), len(voice_db))
-        assert following(gaps[:count], voice_db[:count])[1] < FOLLOWS
+        assert measure_following(gaps[:count], voice_db[:count]).distinct < FOLLOWS

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from latentsync_trt.measure.quality import Quality
+from latentsync_trt.measure.quality import PaintSample, Quality
 from latentsync_trt.measures import LipMeasure
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch
@@ -31,8 +31,9 @@ def add(quality: Quality, index: int, gap: float, fps: int = 25) -> None:
     painted = PICTURE.astype(np.uint16) * 257
     frame = Frame(index, time_s, Fraction(1, fps), time_s, PICTURE, None)
     face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
-    pasted = (Patch(0, 0, painted, np.ones((140, 105), np.float32)), mesh(gap))
-    quality.add(frame, 0, face, AlignedFace(PICTURE, np.eye(2, 3), SIZE_PX), painted, pasted)
+    aligned = AlignedFace(PICTURE, np.eye(2, 3), SIZE_PX)
+    patch = Patch(0, 0, painted, np.ones((140, 105), np.float32))
+    quality.add(frame, 0, PaintSample(face, aligned, painted, patch, mesh(gap)))
 
 
 def openings(count: int) -> Float32Array:
@@ -51,8 +52,8 @@ def speech(opening: Float32Array) -> list[Float32Array]:
 
 
 def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
-    known = openings(250)
-    return 0.02 + 0.2 * float(np.interp(float(time_s - late_s), np.arange(250) / 25, known))
+    opening = np.interp(float(time_s - late_s), np.arange(250) / 25, openings(250))
+    return 0.02 + 0.2 * float(opening)
 
 
 @pytest.mark.parametrize(
@@ -103,5 +104,5 @@ def test_the_moments_that_matter_are_kept() -> None:
     quality = Quality([Fraction(0)], pictures=True)
     for index, gap in enumerate([0.1, 0.3, 0.1, 0.01, 0.1]):
         add(quality, index, gap)
-    shown = [(time_s, shows) for time_s, shows, _ in quality.moments()]
-    assert shown == [(0.0, "first"), (0.04, "widest open"), (0.12, "shut")]
+    moments = [(moment.time_s, moment.label) for moment in quality.moments()]
+    assert moments == [(0.0, "first"), (0.04, "widest open"), (0.12, "shut")]

@@ -22,8 +22,15 @@ from latentsync_trt.cli import main
 from latentsync_trt.errors import BundleError, CheckpointError
 from latentsync_trt.export.syncnet import load_syncnet
 from latentsync_trt.face.align import crop_size_px
-from latentsync_trt.measure.quality import Quality
-from latentsync_trt.measure.syncnet import EMBEDDING, VIEW_SIZE_PX, SyncMeter, SyncNet, view_of
+from latentsync_trt.measure.quality import PaintSample, Quality
+from latentsync_trt.measure.syncnet import (
+    EMBEDDING,
+    VIEW_SIZE_PX,
+    Embeddings,
+    SyncMeter,
+    SyncNet,
+    view_of,
+)
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, UInt8Array
 from tests.clips import frame_at, write_clip
 from tests.small import small_bundle
@@ -127,10 +134,12 @@ def test_the_graph_embeds_windows_as_pytorch_does(graph: Path) -> None:
     with torch.inference_mode():
         expected = network(faces.float(), steps)
     opened = SyncNet(graph)
-    for found, wanted in zip(opened.embed(views, cepstra), expected, strict=True):
-        assert found.shape == wanted.shape
-        assert np.abs(found - wanted.numpy()).max() < SAME_AS_PYTORCH * float(wanted.abs().max())
-        assert np.abs(found[0] - found[1]).max() > 100 * SAME_AS_PYTORCH * float(wanted.abs().max())
+    embeddings = opened.embed(views, cepstra)
+    for rows, wanted in zip((embeddings.lips, embeddings.speech), expected, strict=True):
+        assert rows.shape == wanted.shape
+        most = float(wanted.abs().max())
+        assert np.abs(rows - wanted.numpy()).max() < SAME_AS_PYTORCH * most
+        assert np.abs(rows[0] - rows[1]).max() > 100 * SAME_AS_PYTORCH * most
 
 
 def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -154,12 +163,12 @@ class Numbered:
     first cepstrum; both are near where numbers are equal.
     """
 
-    def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
+    def embed(self, views: UInt8Array, cepstra: Float32Array) -> Embeddings:
         lips = views[:-4, 0, 0, :2].astype(int) @ (1, 256)
         near = (
             np.random.default_rng(len(lips)).normal(0, 1, (len(lips), EMBEDDING)).astype(np.float32)
         )
-        return CODES[lips] + near, CODES[cepstra[:-16:4, 0].astype(int) // 4]
+        return Embeddings(CODES[lips] + near, CODES[cepstra[:-16:4, 0].astype(int) // 4])
 
 
 def numbered(number: int) -> UInt8Array:
@@ -204,10 +213,10 @@ class Random:
         self._rng = np.random.default_rng(7)
         self.lips = list[Float32Array]()
 
-    def embed(self, views: UInt8Array, cepstra: Float32Array) -> tuple[Float32Array, Float32Array]:
+    def embed(self, views: UInt8Array, cepstra: Float32Array) -> Embeddings:
         lips = self._rng.normal(0, 1, (len(views) - 4, EMBEDDING)).astype(np.float32)
         self.lips += [*lips]
-        return lips, CODES[cepstra[:-16:4, 0].astype(int) // 4]
+        return Embeddings(lips, CODES[cepstra[:-16:4, 0].astype(int) // 4])
 
 
 def test_scores_are_those_of_the_public_code() -> None:
@@ -275,7 +284,8 @@ def test_a_run_shows_the_face_as_it_is_pasted() -> None:
     painted = Patch(30, 80, new.astype(np.uint16) * 257, np.full((40, 50), 0.5, np.float32))
     found = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
     quality = Quality([Fraction(0)], syncnet=[meter])  # type: ignore[list-item]
-    quality.add(frame_at(0, own), 0, found, SEEN, painted.rgb, (painted, None))
+    sample = PaintSample(found, SEEN, painted.rgb, painted, None)
+    quality.add(frame_at(0, own), 0, sample)
     pasted = own.copy()
     pasted[80:120, 30:80] = np.rint((own[80:120, 30:80].astype(float) + new) / 2)
     assert np.array_equal(shown[0][1], pasted)

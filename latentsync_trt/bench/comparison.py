@@ -8,7 +8,7 @@ from typing import Any
 from latentsync_trt.bench.rows import bundle_facts, to_json
 from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.measure.compare import HEADS as HEADS
+from latentsync_trt.measure.compare import COMPARISON_HEADS as COMPARISON_HEADS
 from latentsync_trt.measure.compare import ClipResults, compare_results, labeled
 from latentsync_trt.measure.page import write_page
 from latentsync_trt.measure.syncnet import SyncNet
@@ -54,7 +54,7 @@ class Sides:
         return [f"{bundle['name']} ({bundle['precision']})" for bundle in self.bundles]
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """What the bundles are, as lines of a table below `HEADS`."""
+        """What the bundles are, as lines of a table below `COMPARISON_HEADS`."""
         if self.bundles:
             a, b = self.bundles
             yield "precision", a["precision"], b["precision"], ""
@@ -91,7 +91,7 @@ class Comparison:
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
-        """Lines of a table below `HEADS`."""
+        """Lines of a table below `COMPARISON_HEADS`."""
         return [*self.sides.lines(), *self.results.lines()]
 
     def to_json(self) -> str:
@@ -179,7 +179,7 @@ def write_comparison(
         page,
         "compare.html.j2",
         title=f"{sides.names[1]} against {sides.names[0]}",
-        heads=HEADS,
+        heads=COMPARISON_HEADS,
         lines=comparison.lines,
         settings=sides.settings,
         clip=results,

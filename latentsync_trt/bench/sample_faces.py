@@ -12,7 +12,7 @@ from latentsync_trt.audio.encoder import encode_audio
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.measure.pictures import generated_part
+from latentsync_trt.measure.pictures import generated_area
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait
 from latentsync_trt.runtime.model import open_model
@@ -52,7 +52,7 @@ def paint_sample_faces(
         for start in (0, frames):  # the second window reuses buffers that the first has filled
             painted += paint_window(inpainter, faces, audio[start : start + frames])
         notices = model.notices
-    return SampleFaces(np.stack(painted)[:, *generated_part(side_px)], notices)
+    return SampleFaces(np.stack(painted)[:, *generated_area(side_px)], notices)
 
 
 def _portrait_face(side_px: int) -> UInt8Array:

@@ -100,7 +100,7 @@ def _print_comparison(outcome: Comparison, page: Path) -> None:
     results = outcome.results
     echo(f"A: {sides.names[0]}\nB: {sides.names[1]}\n{sides.settings}")
     echo(f"{results.name}, {results.frames} frames")
-    print_table(comparison.HEADS, outcome.lines)
+    print_table(comparison.COMPARISON_HEADS, outcome.lines)
     for note in sides.notes():
         echo(f"note: {note}", err=True)
     echo(f"{page.with_suffix('.mp4')}: side by side\n{page}: all of it, with plots")

@@ -19,7 +19,13 @@ from latentsync_trt.errors import CheckpointError, OutputError
 from latentsync_trt.export.checkpoints import read_weights
 from latentsync_trt.export.graphs import GraphPlan, build_graph, verify_graph
 from latentsync_trt.files import whole_file
-from latentsync_trt.measure.syncnet import AT_ONCE, EMBEDDING, INPUTS, OUTPUTS, REACH
+from latentsync_trt.measure.syncnet import (
+    EMBEDDING,
+    REACH,
+    SYNCNET_INPUTS,
+    SYNCNET_OUTPUTS,
+    WINDOWS_PER_RUN,
+)
 
 _PUBLISHED_SHA256 = "961e8696f888fce4f3f3a6c3d5b3267cf5b343100b238e79b2659bff2c605442"
 """The checksum of the published `syncnet_v2.model`."""
@@ -150,10 +156,11 @@ def _plan_syncnet(network: SyncNetModule) -> GraphPlan:
     generator = torch.Generator().manual_seed(0)
     faces = 255 * torch.rand(2, 3, 5, 224, 224, generator=generator)
     cepstra = 10 * torch.randn(3, 1, 13, 20, generator=generator)
-    inputs = dict(zip(INPUTS, (faces, cepstra), strict=True))
+    inputs = dict(zip(SYNCNET_INPUTS, (faces, cepstra), strict=True))
     dynamic = {}
     ranges = {}
-    for name, most in zip(INPUTS, (AT_ONCE, AT_ONCE + 2 * REACH), strict=True):
+    most_windows = (WINDOWS_PER_RUN, WINDOWS_PER_RUN + 2 * REACH)
+    for name, most in zip(SYNCNET_INPUTS, most_windows, strict=True):
         dynamic[name] = {0: f"{name}_windows"}
         ranges[f"{name}_windows"] = DimensionRange(1, most, most)
-    return GraphPlan("syncnet", "syncnet", network, inputs, OUTPUTS, dynamic, ranges)
+    return GraphPlan("syncnet", "syncnet", network, inputs, SYNCNET_OUTPUTS, dynamic, ranges)

@@ -2,10 +2,9 @@
 page.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import cv2
@@ -13,41 +12,45 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.measure.clips import choose_moments, face_views, measure_clip, square_rgb
-from latentsync_trt.measure.lips import joined, measured
+from latentsync_trt.measure.lips import Curves, measure_lips
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, svg, sync_figure, write_png
-from latentsync_trt.measure.pictures import Likeness, compared, generated_part, mouth_part, overall
+from latentsync_trt.measure.pictures import (
+    FrameLikeness,
+    Likeness,
+    clip_likeness,
+    frame_likeness,
+    generated_area,
+    mouth_area,
+)
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet, curves_of
 from latentsync_trt.measures import TOO_SHORT, LipMeasure, SyncNetMeasure
 from latentsync_trt.media.demo_clip import SpokenClip
 from latentsync_trt.media.playback import Playback
-from latentsync_trt.media.reader import delays_of, read_frames
+from latentsync_trt.media.reader import Delays, delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import Progress, ProgressCallback, UInt8Array
 
 _GAIN = 8
 """How many times the difference of pictures is enlarged."""
 
-HEADS = ("", "A", "B", "B against A")
-
-Line = tuple[str, str, str, str]
+COMPARISON_HEADS = ("", "A", "B", "B against A")
 
 
 @dataclass(frozen=True, slots=True)
 class ClipResults:
-    """What was measured on the clip.
-
-    `areas`: of the "generated" part of the faces and of the "mouth". `lips`, `syncnet`: of A and B,
-    if that measured.
-    """
+    """What was measured on the clip."""
 
     name: str
     frames: int
     areas: Mapping[str, Likeness]
+    """Of the "generated" area of the faces, and of the "mouth"."""
     lips: tuple[LipMeasure, LipMeasure]
+    """Of A and B."""
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
+    """Of A and B, if SyncNet measured."""
 
-    def lines(self) -> Iterator[Line]:
-        """Pictures and lips as lines of a table below `HEADS`."""
+    def lines(self) -> Iterator[tuple[str, ...]]:
+        """Yields pictures and lips as lines of a table below `COMPARISON_HEADS`."""
         a, b = self.lips
         yield "generated part", "", "", str(self.areas["generated"])
         yield "mouth", "", "", str(self.areas["mouth"])
@@ -56,29 +59,71 @@ class ClipResults:
         yield from _beside("deviations above chance", a.distinct, b.distinct, ".1f")
         yield from _beside("shut in silence", a.shut_in_silence, b.shut_in_silence, ".0%")
         if self.syncnet:
-            first, second = (str(found or TOO_SHORT) for found in self.syncnet)
-            yield "SyncNet", first, second, ""
+            yield "SyncNet", *(str(each or TOO_SHORT) for each in self.syncnet), ""
 
 
-def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[Line]:
+def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[tuple[str, ...]]:
     """A line of two numbers in one format, and by how much B's is higher; none where one is
     unknown.
     """
-    if a is not None and b is not None:
-        if form.endswith("%"):
-            change = f"{100 * (b - a):+.0f} points"
-        else:
-            change = format(b - a, f"+{form}")
-        yield name, format(a, form), format(b, form), change
+    if a is None or b is None:
+        return
+    change = format(b - a, f"+{form}")
+    if form.endswith("%"):
+        change = f"{100 * (b - a):+.0f} points"
+    yield name, format(a, form), format(b, form), change
 
 
 def labeled(on_progress: ProgressCallback, side: str) -> ProgressCallback:
-    """`on_progress` with stages that name the side, as "A: lip-sync"."""
+    """Returns `on_progress` with stages that name the side, as "A: lip-sync"."""
     return lambda progress: on_progress(replace(progress, stage=f"{side}: {progress.stage}"))
 
 
+class _FaceComparison:
+    """Adds up how alike the faces of A and B are, and keeps those of some moments."""
+
+    def __init__(self, side_px: int, moments: Mapping[int, str]) -> None:
+        self._areas = {"generated": generated_area(side_px), "mouth": mouth_area(side_px)}
+        self._moments = moments
+        self._likeness = {name: list[FrameLikeness]() for name in self._areas}
+        self.columns: dict[str, Sequence[UInt8Array]] = {}
+        """Source, A, B and their difference at the moments, by label."""
+
+    def side_by_side(
+        self, views: Iterable[tuple[UInt8Array, ...] | None], on_frame: Callable[[int], None]
+    ) -> Iterator[UInt8Array]:
+        """Yields source, A, B and their difference in one picture for each frame, gray without a
+        face; calls `on_frame` with its index.
+        """
+        for index, faces in enumerate(views):
+            on_frame(index)
+            if faces is None:
+                yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
+                continue
+            source, a, b = faces
+            for name, area in self._areas.items():
+                self._likeness[name].append(frame_likeness(a[area], b[area]))
+            row = _row(source, a, b)
+            if index in self._moments:
+                self.columns[self._moments[index]] = row
+            yield np.hstack(row)
+
+    def likeness(self) -> dict[str, Likeness]:
+        """Returns the likeness in each area; raises `InputError` without a face."""
+        return {name: clip_likeness(frames) for name, frames in self._likeness.items()}
+
+
+def _row(*faces: UInt8Array) -> Sequence[UInt8Array]:
+    size = (SHOWN_PX, SHOWN_PX)
+    source, a, b = (
+        np.asarray(cv2.resize(face, size, interpolation=cv2.INTER_AREA), np.uint8) for face in faces
+    )
+    difference = np.abs(a.astype(np.int16) - b) * _GAIN
+    return source, a, b, np.minimum(difference, 255).astype(np.uint8)
+
+
 def compare_results(
-    videos: tuple[Path, Path],
+    videos: Sequence[Path],
     clip: SpokenClip,
     report: Path,
     side_px: int,
@@ -86,68 +131,55 @@ def compare_results(
     on_progress: ProgressCallback,
 ) -> tuple[ClipResults, dict[str, object]]:
     """Measures A and B at `side_px`, writes the picture and the video that show them, named after
-    the `report`, and makes what else the page shows.
+    the `report`, and returns with the measures what else the page shows.
 
     Raises:
-        InputError: no frame shows a face, or pictures differ in size. OutputError, MediaError: of a
-            file.
+        InputError: no frame shows a face, or pictures differ in size.
+        OutputError, MediaError: of a file.
     """
     delays = delays_of(clip.video, clip.audio)
-    if network is None:
-        meters = {}
-    else:
-        meters = {side: SyncMeter(network, clip.audio, delays.sound_s) for side in "AB"}
-    measure = partial(measure_clip, audio=clip.audio, delay_s=delays.sound_s)
-    pairs = zip("AB", videos, strict=True)
-    curves = [
-        measure(video, on_progress=labeled(on_progress, side), meter=meters.get(side))
-        for side, video in pairs
-    ]
-    count = min(map(len, curves))
-    both = {
-        side: joined(each.gaps[:count], each.levels_db)
-        for side, each in zip("AB", curves, strict=True)
-    }
-    played = Playback(Fraction(MODEL_FPS), Fraction(count, MODEL_FPS))
-    original = read_frames(clip.video, replace(played, extend="loop", delay_s=delays.picture_s))
-    results = (square_rgb(video, read_frames(video, played)) for video in videos)
-    parts = {"generated": generated_part(side_px), "mouth": mouth_part(side_px)}
-    areas = {area: list[tuple[float, float]]() for area in parts}
-    moments = choose_moments(both["A"])
-    columns = dict[str, Sequence[UInt8Array]]()
-
-    def side_by_side() -> Iterator[UInt8Array]:
-        for index, faces in enumerate(
-            face_views([square_rgb(clip.video, original), *results], side_px)
-        ):
-            on_progress(Progress("comparing", index, count))
-            if faces is None:
-                yield np.full((SHOWN_PX, 4 * SHOWN_PX, 3), 127, np.uint8)
-                continue
-            for area, part in parts.items():
-                areas[area].append(compared(faces[1][part], faces[2][part]))
-            small = [
-                cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA)
-                for face in faces
-            ]
-            source, a, b = np.asarray(small, np.uint8)
-            row = (
-                source,
-                a,
-                b,
-                np.minimum(np.abs(a.astype(np.int16) - b) * _GAIN, 255).astype(np.uint8),
-            )
-            if index in moments:
-                columns[moments[index]] = row
-            yield np.hstack(row)
-
-    picture = report.with_suffix(".png")
+    meters = dict[str, SyncMeter]()
+    curves = dict[str, Curves]()
+    for side, video in zip("AB", videos, strict=True):
+        if network is not None:
+            meters[side] = SyncMeter(network, clip.audio, delays.sound_s)
+        curves[side] = measure_clip(
+            video,
+            clip.audio,
+            delay_s=delays.sound_s,
+            on_progress=labeled(on_progress, side),
+            meter=meters.get(side),
+        )
+    count = min(map(len, curves.values()))
+    for side, each in curves.items():
+        curves[side] = Curves(each.gaps[:count], each.levels_db[:count])
+    comparison = _FaceComparison(side_px, choose_moments(curves["A"]))
+    views = face_views(_pictures_of(clip, videos, count, delays), side_px)
     video = report.with_suffix(".mp4")
-    write_pictures(video, side_by_side(), audio=clip.audio, audio_delay_s=delays.sound_s)
-    likeness = {area: overall(frames) for area, frames in areas.items()}
-    shown = write_png(picture, face_grid(("source", "A", "B", f"difference × {_GAIN}"), columns))
+    pictures = comparison.side_by_side(
+        views, lambda index: on_progress(Progress("comparing", index, count))
+    )
+    write_pictures(video, pictures, audio=clip.audio, audio_delay_s=delays.sound_s)
+    likeness = comparison.likeness()
+    grid = face_grid(("source", "A", "B", f"difference × {_GAIN}"), comparison.columns)
     syncnet = {side: meter.result() for side, meter in meters.items()}
-    figures = {"picture": shown, "video": video.name, "gain": _GAIN, "syncnet": curves_of(syncnet)}
-    lips = measured(both["A"]), measured(both["B"])
-    found = ClipResults(clip.video.name, count, likeness, lips, tuple(syncnet.values()))
-    return found, {**figures, "lips": svg(sync_figure(both))}
+    figures = {
+        "picture": write_png(report.with_suffix(".png"), grid),
+        "video": video.name,
+        "gain": _GAIN,
+        "syncnet": curves_of(syncnet),
+        "lips": svg(sync_figure(curves)),
+    }
+    lips = (measure_lips(curves["A"]), measure_lips(curves["B"]))
+    results = ClipResults(clip.video.name, count, likeness, lips, tuple(syncnet.values()))
+    return results, figures
+
+
+def _pictures_of(
+    clip: SpokenClip, videos: Sequence[Path], count: int, delays: Delays
+) -> list[Iterator[UInt8Array]]:
+    """Returns the pictures of the source and of its results, which are `count` frames long."""
+    playback = Playback(Fraction(MODEL_FPS), Fraction(count, MODEL_FPS))
+    extended = replace(playback, extend="loop", delay_s=delays.picture_s)
+    source = square_rgb(clip.video, read_frames(clip.video, extended))
+    return [source, *(square_rgb(video, read_frames(video, playback)) for video in videos)]

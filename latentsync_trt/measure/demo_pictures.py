@@ -12,7 +12,7 @@ from latentsync_trt.measure.clips import (
     measure_clip,
     square_rgb,
 )
-from latentsync_trt.measure.lips import measured
+from latentsync_trt.measure.lips import measure_lips
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
 from latentsync_trt.media.demo_clip import SpokenClip
 from latentsync_trt.media.playback import Playback
@@ -35,7 +35,7 @@ def write_demo_pictures(
     """
     delays = delays_of(clip.video, clip.audio)
     curves = measure_clip(result, clip.audio, delay_s=delays.sound_s, on_progress=on_progress)
-    lips = measured(curves).with_figures
+    lips = measure_lips(curves).with_figures
     figure = sync_figure({"measured in the result": curves}, f"Lips: {lips}")
     write_png(result.with_name(SYNC_PLOT), figure)
     playback = Playback(

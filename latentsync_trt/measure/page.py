@@ -13,10 +13,10 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.face.people import PORTRAIT_PX, PersonSummary
 from latentsync_trt.files import whole_file
-from latentsync_trt.measure.lips import CLOSED_GAP, QUIET_DB, Curves
+from latentsync_trt.measure.lips import CLOSED_GAP, SILENCE_DB, Curves
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.paths import check_file_to_write, check_free, local_path
-from latentsync_trt.types import BoolArray, UInt8Array, runs_of_true
+from latentsync_trt.types import BoolArray, Float64Array, UInt8Array, runs_of_true
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,10 +29,11 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _DPI = 100
 _MOST_POINTS = 120 * MODEL_FPS
 """Lines with more are drawn as pixels."""
-_FLOOR_DB = QUIET_DB - 10
+_FLOOR_DB = SILENCE_DB - 10
+"""Where the axis of the loudness ends."""
 _LEAST_TOP = 0.15
 """The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
-_LINES = ("#d9591c", "#1b9e85")
+_LINE_COLORS = ("#d9591c", "#1b9e85")
 _GRAY = "#8792a1"
 
 SHOWN_PX = PORTRAIT_PX
@@ -42,8 +43,8 @@ _FOOT_PX = 64
 
 
 def page_path(name: object, option: str, *, overwrite: bool) -> Path:
-    """The path that `option` names; raises `InputError` if no page can be written there, or one is
-    to be kept.
+    """Returns the path that `option` names; raises `InputError` if no page can be written there, or
+    one is to be kept.
     """
     path = local_path(str(name), option)
     if path.suffix.lower() not in _SUFFIXES:
@@ -55,7 +56,7 @@ def page_path(name: object, option: str, *, overwrite: bool) -> Path:
 
 def write_page(path: Path, template: str, **values: object) -> None:
     """Writes the page that a template in `assets/reports` makes of `values`; raises `OutputError`
-    if it cannot.
+    if it cannot be written.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -64,36 +65,41 @@ def write_page(path: Path, template: str, **values: object) -> None:
     environment = Environment(
         loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["base64"] = lambda file: b64encode(file).decode("ascii")
+    environment.filters["base64"] = _to_base64
     write_file(path, environment.get_template(template).render(values))
+
+
+def _to_base64(file: bytes) -> str:
+    return b64encode(file).decode("ascii")
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file, text as UTF-8, and makes its folder; raises `OutputError` if it cannot be
     written.
     """
+    if isinstance(content, str):
+        # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash stands
+        # for them.
+        content = content.encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, keep=True) as staged:
-            # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash
-            # stands for them.
-            staged.write_bytes(
-                content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-            )
+            staged.write_bytes(content)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({reason_of(error)})") from error
 
 
 def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
-    """A picture as a JPEG file of this height."""
-    size = max(1, round(rgb.shape[1] * height_px / rgb.shape[0])), height_px
-    bgr = cv2.cvtColor(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
+    """Returns a picture as a JPEG file of this height."""
+    width_px = max(1, round(rgb.shape[1] * height_px / rgb.shape[0]))
+    small = cv2.resize(rgb, (width_px, height_px), interpolation=cv2.INTER_AREA)
+    bgr = cv2.cvtColor(small, cv2.COLOR_RGB2BGR)
     return bytes(cv2.imencode(".jpg", bgr)[1])
 
 
 def svg(figure: "Figure") -> str:
-    """A matplotlib figure as an inline `<svg>` element; black parts take the color of the page's
-    text.
+    """Returns a matplotlib figure as an inline `<svg>` element; black parts take the color of the
+    page's text.
     """
     import matplotlib
     from markupsafe import Markup
@@ -108,8 +114,8 @@ def svg(figure: "Figure") -> str:
 
 
 def write_png(path: Path, figure: "Figure") -> bytes:
-    """Writes the figure as a PNG file, which it returns; raises `OutputError` if that cannot be
-    done.
+    """Writes a figure as a PNG file, and returns the file's content; raises `OutputError` if it
+    cannot be written.
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
@@ -118,35 +124,30 @@ def write_png(path: Path, figure: "Figure") -> bytes:
 
 
 def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
-    """The loudness of the speech, and below it the gap between the lips in one or two results of
-    it, by name.
+    """Returns a plot of the loudness of the speech, and below it of the gap between the lips in one
+    or two results of it, by name.
     """
     from matplotlib.figure import Figure
 
     first = next(iter(results.values()))
-    count = len(first)
-    as_pixels = len(first) > _MOST_POINTS
-    top = max(
-        [
-            _LEAST_TOP,
-            *(float(np.nan_to_num(each.gaps).max(initial=0.0)) for each in results.values()),
-        ]
-    )
-    time_s = (np.arange(count) + 0.5) / MODEL_FPS
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
     loud_db = first.levels_db[:, 0]
+    time_s = _times_s(first)
+    as_pixels = len(first) > _MOST_POINTS
     speech.fill_between(
         time_s, _FLOOR_DB, loud_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels
     )
     speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
-    _band(lips, first.silent, _GRAY, "nothing is said")
-    for color, (name, curves) in zip(_LINES, results.items(), strict=False):
+    _draw_band(lips, first.silent, _GRAY, "nothing is said")
+    top = _LEAST_TOP
+    for color, (name, curves) in zip(_LINE_COLORS, results.items(), strict=False):
+        top = max(top, float(np.nan_to_num(curves.gaps).max(initial=0.0)))
         lips.plot(
             time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels
         )
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
-    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
+    lips.set(xlim=(0, len(first) / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
     figure.legend(loc="outside lower center", ncols=6, frameon=False)
     if title:
@@ -154,8 +155,15 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     return figure
 
 
-def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
-    spans_s = [(start / MODEL_FPS, (end - start) / MODEL_FPS) for start, end in runs_of_true(where)]
+def _times_s(curves: Curves) -> Float64Array:
+    """Returns the middle of each frame."""
+    return np.asarray((np.arange(len(curves)) + 0.5) / MODEL_FPS, np.float64)
+
+
+def _draw_band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
+    spans_s = list[tuple[float, float]]()
+    for start, end in runs_of_true(where):
+        spans_s.append((start / MODEL_FPS, (end - start) / MODEL_FPS))
     place = axes.get_xaxis_transform()
     axes.broken_barh(
         spans_s, (0, 1), transform=place, color=color, alpha=0.18, linewidth=0, label=label
@@ -163,8 +171,11 @@ def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
 
 
 def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
-    """Labeled faces pixel by pixel; `columns`: label → faces from top to bottom, `(256, 256, 3)`
-    RGB each.
+    """Returns a picture of labeled faces, pixel by pixel.
+
+    Args:
+        rows: labels from top to bottom.
+        columns: the faces `(256, 256, 3)` RGB of each column, from top to bottom, by its label.
     """
     from matplotlib.figure import Figure
 
@@ -182,8 +193,10 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
 
 
 def contact_sheet(people: Sequence[PersonSummary], portraits: Mapping[int, UInt8Array]) -> "Figure":
-    """The portrait of each person of a clip, with their number and for how long they are seen."""
-    return face_grid(
-        ("person",),
-        {f"{one.number}: {one.seen_s:.1f} s": [portraits[one.number]] for one in people},
-    )
+    """Returns a picture of each person of a clip, with their number and for how long they are
+    seen.
+    """
+    columns = dict[str, Sequence[UInt8Array]]()
+    for person in people:
+        columns[f"{person.number}: {person.seen_s:.1f} s"] = [portraits[person.number]]
+    return face_grid(("person",), columns)

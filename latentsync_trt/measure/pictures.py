@@ -12,82 +12,103 @@ import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import mouth_mask
-from latentsync_trt.types import Float64Array, UInt8Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
 
-Part = tuple[slice, slice]
-"""Rows and columns."""
+FaceArea = tuple[slice, slice]
+"""Rows and columns of an aligned face."""
 
-# In 1/256 of an aligned face. On four clips of real faces the lips' outline, wide open or shut,
-# stays within x = 70 to 189 and y = 135 to 193.
-_MOUTH = (124, 204, 64, 196)
-_UNIT = 256
+_MOUTH_256THS = (124, 204, 64, 196)
+"""Top, bottom, left and right of the lips in 1/256 of an aligned face. On four clips of real faces
+their outline, wide open or shut, stays within x = 70 to 189 and y = 135 to 193.
+"""
 
-_PEAK = 255.0
+_WHITE_LEVEL = 255.0
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""ITU-R BT.601."""
+"""Weights of RGB, ITU-R BT.601."""
 
 # Wang, Bovik, Sheikh, Simoncelli 2004, "Image Quality Assessment: From Error Visibility to
 # Structural Similarity".
-_WINDOW_PX = 11
+_SSIM_WINDOW_PX = 11
 _SIGMA_PX = 1.5
-_C1 = (0.01 * _PEAK) ** 2
-_C2 = (0.03 * _PEAK) ** 2
+_SSIM_C1 = (0.01 * _WHITE_LEVEL) ** 2
+_SSIM_C2 = (0.03 * _WHITE_LEVEL) ** 2
 
-_BLUR = 64
+_BLURS_PER_SIDE = 64
 _LEAST_DETAIL = 0.1
 """Of L*, in [0, 100]: flat pictures have no sharpness to lose."""
 
 
-def mouth_part(side_px: int) -> Part:
-    """Where an aligned face has its lips, with some room."""
-    top, bottom, left, right = (edge * side_px // _UNIT for edge in _MOUTH)
+def mouth_area(side_px: int) -> FaceArea:
+    """Returns where an aligned face has its lips, with some room."""
+    top, bottom, left, right = (edge * side_px // 256 for edge in _MOUTH_256THS)
     return slice(top, bottom), slice(left, right)
 
 
-def generated_part(side_px: int) -> Part:
-    """The rectangle around the pixels of an aligned face that are generated; the rest is the
-    source's.
+def generated_area(side_px: int) -> FaceArea:
+    """Returns the rectangle around the pixels of an aligned face that are generated; the rest is
+    the source's.
     """
     rows, columns = np.nonzero(mouth_mask(side_px) < 0.5)
-    return slice(int(rows.min()), int(rows.max()) + 1), slice(
-        int(columns.min()), int(columns.max()) + 1
-    )
+    row_range = slice(int(rows.min()), int(rows.max()) + 1)
+    column_range = slice(int(columns.min()), int(columns.max()) + 1)
+    return row_range, column_range
 
 
-def fit_of(source: UInt8Array, painted: UInt8Array) -> tuple[float, float]:
-    """How a painted mouth fits the face: shift of its mean color, and sharpness relative to the
+@dataclass(frozen=True, slots=True)
+class FaceFit:
+    """How a painted mouth fits the face, over the generated pixels."""
+
+    color: float
+    """Distance of the mean a* and b* (CIE 1976 Lab); not of L*, which an open mouth darkens."""
+    sharpness: float
+    """What a blur over 1/64 of the side removes (its standard deviation), relative to the
     source's.
-
-    Over the generated pixels of aligned faces, both uint8 `(H, H, 3)` RGB. Color: distance of a*
-    and b* (CIE 1976 Lab); not of L*, which an open mouth darkens. Sharpness: standard deviation of
-    what a blur over 1/64 of the side removes.
     """
-    side_px = len(source)
-    generated = mouth_mask(side_px) < 0.5
-    colors = list[Float64Array]()
-    details = list[float]()
-    for picture in (source, painted):
-        lab = cv2.cvtColor(picture.astype(np.float32) / np.float32(_PEAK), cv2.COLOR_RGB2LAB)
-        colors.append(lab[generated].mean(axis=0, dtype=np.float64))
-        light = lab[..., 0]
-        details.append(
-            float((light - cv2.GaussianBlur(light, (0, 0), side_px / _BLUR))[generated].std())
-        )
-    return float(np.linalg.norm((colors[1] - colors[0])[1:])), details[1] / max(
-        details[0], _LEAST_DETAIL
-    )
+
+
+def face_fit(source: UInt8Array, painted: UInt8Array) -> FaceFit:
+    """Compares aligned faces, both uint8 `(H, H, 3)` RGB."""
+    generated = mouth_mask(len(source)) < 0.5
+    source_lab = _lab_of(source)
+    painted_lab = _lab_of(painted)
+    shift = _mean_color(painted_lab, generated) - _mean_color(source_lab, generated)
+    source_detail = max(_detail(source_lab, generated), _LEAST_DETAIL)
+    sharpness = _detail(painted_lab, generated) / source_detail
+    return FaceFit(float(np.linalg.norm(shift[1:])), sharpness)
+
+
+def _lab_of(picture: UInt8Array) -> Float32Array:
+    scaled = picture.astype(np.float32) / np.float32(_WHITE_LEVEL)
+    return np.asarray(cv2.cvtColor(scaled, cv2.COLOR_RGB2LAB), np.float32)
+
+
+def _mean_color(lab: Float32Array, generated: BoolArray) -> Float64Array:
+    return np.asarray(lab[generated].mean(axis=0, dtype=np.float64), np.float64)
+
+
+def _detail(lab: Float32Array, generated: BoolArray) -> float:
+    light = lab[..., 0]
+    blurred = cv2.GaussianBlur(light, (0, 0), len(light) / _BLURS_PER_SIDE)
+    return float((light - blurred)[generated].std())
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLikeness:
+    """How similar two pictures are."""
+
+    mean_square: float
+    """Of the differences of levels, in [0, 255²]."""
+    ssim: float
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How similar two clips of `frames` frames are.
-
-    `psnr_db`: over all pixels together; None if they are equal. `ssim`: mean over the frames, at
-    most 1.
-    """
+    """How similar two clips are."""
 
     psnr_db: float | None
+    """Over all pixels together; None if they are equal."""
     ssim: float
+    """The mean over the frames, at most 1."""
     frames: int
 
     def __str__(self) -> str:
@@ -95,53 +116,52 @@ class Likeness:
         return f"{psnr}, SSIM {self.ssim:.4f}"
 
 
-def compared(a: UInt8Array, b: UInt8Array) -> tuple[float, float]:
-    """The mean square difference and the `ssim` of two pictures `(H, W, 3)`, H and W at least
-    11.
-    """
-    return cv2.norm(a, b, cv2.NORM_L2SQR) / a.size, ssim(a, b)
+def frame_likeness(a: UInt8Array, b: UInt8Array) -> FrameLikeness:
+    """Compares two pictures `(H, W, 3)`, H and W at least 11."""
+    return FrameLikeness(cv2.norm(a, b, cv2.NORM_L2SQR) / a.size, ssim(a, b))
 
 
-def overall(frames: Sequence[tuple[float, float]]) -> Likeness:
-    """The likeness of two clips, of which each frame was `compared`; raises `InputError` without
+def clip_likeness(frames: Sequence[FrameLikeness]) -> Likeness:
+    """Returns the likeness of two clips from that of their frames; raises `InputError` without
     any.
     """
     if not frames:
         raise InputError(
             "no frame shows a face: nothing to compare; give another clip", usage=False
         )
-    squares, similarities = zip(*frames, strict=True)
-    return Likeness(decibels(fmean(squares)), fmean(similarities), len(frames))
+    mean_square = fmean(frame.mean_square for frame in frames)
+    return Likeness(decibels(mean_square), fmean(frame.ssim for frame in frames), len(frames))
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:
-    """Structural similarity of the luma of two pictures `(H, W, 3)`, H and W at least 11; at most
-    1.
+    """Returns the structural similarity of the luma of two pictures `(H, W, 3)`, H and W at least
+    11; at most 1.
 
-    The mean over all Gaussian windows of 11 pixels that lie wholly inside the picture.
+    It is the mean over all Gaussian windows of 11 pixels that lie wholly inside the picture.
     """
     x = a @ _LUMA
     y = b @ _LUMA
-    mean_x, mean_y, square_x, square_y, product = (
-        _window_means(each) for each in (x, y, x * x, y * y, x * y)
-    )
-    variance_x = square_x - mean_x**2
-    variance_y = square_y - mean_y**2
-    covariance = product - mean_x * mean_y
-    alike = (2 * mean_x * mean_y + _C1) * (2 * covariance + _C2)
-    most = (mean_x**2 + mean_y**2 + _C1) * (variance_x + variance_y + _C2)
-    return float((alike / most).mean())
+    mean_x = _window_means(x)
+    mean_y = _window_means(y)
+    variance_x = _window_means(x * x) - mean_x**2
+    variance_y = _window_means(y * y) - mean_y**2
+    covariance = _window_means(x * y) - mean_x * mean_y
+    similar = (2 * mean_x * mean_y + _SSIM_C1) * (2 * covariance + _SSIM_C2)
+    largest = (mean_x**2 + mean_y**2 + _SSIM_C1) * (variance_x + variance_y + _SSIM_C2)
+    return float((similar / largest).mean())
 
 
-def decibels(square: float) -> float | None:
-    """The PSNR of a mean square difference of levels in [0, 255]; None without one."""
-    if square:
-        return 10 * log10(_PEAK**2 / square)
+def decibels(mean_square: float) -> float | None:
+    """Returns the PSNR of a mean square difference of levels in [0, 255]; None without one."""
+    if mean_square:
+        return 10 * log10(_WHITE_LEVEL**2 / mean_square)
     return None
 
 
 def _window_means(values: Float64Array) -> Float64Array:
-    """Gaussian mean of each window that lies inside `values (H, W)`: `(H − 10, W − 10)`."""
-    reach = _WINDOW_PX // 2
-    blurred = cv2.GaussianBlur(values, (_WINDOW_PX, _WINDOW_PX), _SIGMA_PX)
+    """Returns the Gaussian mean of each window that lies inside `values (H, W)`:
+    `(H − 10, W − 10)`.
+    """
+    reach = _SSIM_WINDOW_PX // 2
+    blurred = cv2.GaussianBlur(values, (_SSIM_WINDOW_PX, _SSIM_WINDOW_PX), _SIGMA_PX)
     return np.asarray(blurred[reach:-reach, reach:-reach], np.float64)

@@ -12,7 +12,7 @@ from latentsync_trt.compositing.blend import Blend, FaceBlender, InspectedFace
 from latentsync_trt.compositing.enhancer import enhanced
 from latentsync_trt.compositing.fading import PaintedPeople, faded
 from latentsync_trt.compositing.paste import composite
-from latentsync_trt.measure.quality import Quality
+from latentsync_trt.measure.quality import PaintSample, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.run_context import RunContext
@@ -147,8 +147,8 @@ class Composer:
     def _measured(self, frame: Frame, pasted: PastedFace) -> Patch:
         face = pasted.face
         target = face.target
-        measured = pasted.patch, pasted.mesh
-        self.quality.add(frame, target.speaker, target.tracked, face.face, face.pixels, measured)
+        sample = PaintSample(target.tracked, face.face, face.pixels, pasted.patch, pasted.mesh)
+        self.quality.add(frame, target.speaker, sample)
         return with_opacity(pasted.patch, float(face.opacity))
 
 

@@ -97,6 +97,7 @@ def _with_checks(
                     "that moves is lip-synced; --face takes another, latentsync-trt faces shows all"
                 )
             if quality.mismatch is not None and job.targets:
-                quality.mismatch.meet(frame.picture, job.targets[0].tracked, run.detector)
+                target = job.targets[0]
+                quality.mismatch.check_source_face(frame.picture, target.tracked, run.detector)
             forget_on_disk(frame)  # what cutting out has converted
             yield job

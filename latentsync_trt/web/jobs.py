@@ -114,7 +114,7 @@ def look_at(
         faces = detector.detect(portrait)
         check = ModelMismatchCheck(demo, 0, lambda _: None, strict=False)
         for face in faces[:1]:
-            check.meet(portrait, face, detector)
+            check.check_source_face(portrait, face, detector)
         seen = f" · {one.seen_s:.1f} s" if one.seen_s else ""
         people.append((portrait, f"Person {one.number}{seen}"))
         built_in.append(bool(faces) and not check.text)
