@@ -15,7 +15,7 @@ from latentsync_trt.media.previews import plays, write_preview
 from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
-from latentsync_trt.web.jobs import look_at
+from latentsync_trt.web.uploads import analyze_upload
 from tests.clips import decoded
 from tests.heif import write_heif
 
@@ -104,9 +104,9 @@ def test_a_stream_in_an_unknown_codec_breaks_no_page(
     check_media("video", clip, Limits())
     told = list[Any]()
     if copied:
-        look_at(clip, Limits(), told.append)
+        analyze_upload(clip, Limits(), told.append)
         assert copy in told and plays(copy)
     else:
         with pytest.raises(LatentSyncError):
-            look_at(clip, Limits(), told.append)
+            analyze_upload(clip, Limits(), told.append)
         assert not copy.exists()

@@ -24,6 +24,7 @@ from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.folders import FULL
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
+from latentsync_trt.web.uploads import Upload
 from tests.clips import decoded, gif, number_of, numbered, write_face, write_sound, write_video
 from tests.people import first_person, second_person
 from tests.serving import RESULT, PretendedWorker, answering, kill_new_children, until
@@ -98,7 +99,7 @@ def submitted(
     """The id of a job of a browser, which is done."""
     files = {"video": str(clip[0]), "audio": str(clip[1])}
     settings = {"options": options, "bundle": None, "files": files}
-    job = jobs.submit(service, settings, jobs.Upload(clip[0]), browser)
+    job = jobs.submit(service, settings, Upload(clip[0]), browser)
     until(lambda: service.jobs.status(job).state == "done")
     return job
 

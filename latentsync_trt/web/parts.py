@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import gradio as gr
 from jinja2 import Environment, FileSystemLoader
@@ -19,6 +18,8 @@ from latentsync_trt.option_fields import choices_of, file_fields, from_values
 from latentsync_trt.serve.jobs import JobStatus
 
 PRESET = "preset"
+"""The option that is chosen beside the inputs."""
+
 SHOWN = [
     "guidance",
     "silence",
@@ -33,9 +34,11 @@ SHOWN = [
     "mark",
     "report",
 ]
-"""Always visible; others are folded."""
+"""Options that are always visible; others are folded."""
+
 _LEFT_OUT = ("preview_s", "faces", "overwrite", "resume", "speaker", "turns")
-"""`preview_s` has a button, and `faces` are those that the page found."""
+"""Options without a control: `preview_s` has a button, and `faces` are what the page finds."""
+
 _LABELS = {
     "start": "Start (s or m:ss)",
     "end": "End (s or m:ss)",
@@ -48,73 +51,92 @@ _LABELS = {
     "fps": "Frame rate",
     "report": "Page with measures",
 }
-"""Where the field's name says too little."""
+"""Labels of options whose name says too little."""
+
 FILES = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
 _pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
-_hints = get_type_hints(SyncOptions)
-_specs = {spec.name: spec for spec in fields(SyncOptions) if spec.name not in _LEFT_OUT}
-_defaults = {
-    name: "" if spec.default is None and choices_of(_hints[name]) else spec.default
-    for name, spec in _specs.items()
-} | {"report": False}
-FOLDED = [name for name in _specs if name not in (PRESET, *SHOWN)]
+_hints_of_options = get_type_hints(SyncOptions)
+_fields = {field.name: field for field in fields(SyncOptions) if field.name not in _LEFT_OUT}
+FOLDED = [name for name in _fields if name not in (PRESET, *SHOWN)]
+
+
+def _control_default(name: str) -> Any:
+    """Returns the value of an untouched control."""
+    default = _fields[name].default
+    if name == "report":
+        return False
+    if default is None and choices_of(_hints_of_options[name]):
+        return ""
+    return default
 
 
 def controls(names: Iterable[str]) -> dict[str, Any]:
     """Adds controls of options; returns them by name."""
-    return {name: _control(_specs[name]) for name in names}
+    return {name: _control(_fields[name]) for name in names}
 
 
 def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns options that are not at their defaults, and the files among them, from the values of
     controls.
     """
-    given = {
-        name: values[name]
-        for name, default in _defaults.items()
-        if values.get(name) not in (None, "", default)
+    options = {}
+    files = {}
+    for name in _fields:
+        value = values.get(name)
+        if value in (None, "", _control_default(name)):
+            continue
+        if name in FILES:
+            files[name] = value
+        else:
+            options[name] = value
+    return options, files
+
+
+def _control(field: Field[Any]) -> Any:
+    name = field.name
+    info = without_flags(field.metadata["help"])
+    hint = _hints_of_options[name]
+    default = _control_default(name)
+    choices = choices_of(hint)
+    if name == PRESET:
+        presets = [(choice.capitalize(), choice) for choice in choices]
+        info = info[0].upper() + info[1:]  # it begins with a preset
+        return gr.Radio(presets, value=default, elem_id=PRESET, label="Preset", info=info)
+    common: dict[str, Any] = {
+        "label": _control_label(name),
+        "min_width": 200,
+        "elem_id": f"option-{name}",
     }
-    files = {name: given.pop(name) for name in FILES & given.keys()}
-    return given, files
-
-
-def _control(spec: Field[Any]) -> Any:
-    info = without_flags(spec.metadata["help"])
-    hint = _hints[spec.name]
-    common: dict[str, Any] = {"label": _label(spec.name), "info": info, "min_width": 200}
-    common["elem_id"] = f"option-{spec.name}"
-    if spec.name == PRESET:
-        presets = [(name.capitalize(), name) for name in choices_of(hint)]
-        return gr.Radio(presets, value=spec.default, elem_id=PRESET, label="Preset", info=info)
-    if spec.name in FILES:
+    if name in FILES:
         with gr.Column(min_width=200, elem_classes="file"):
-            gr.Markdown(common.pop("info"), elem_classes="caption")
+            gr.Markdown(info, elem_classes="caption")
             return gr.File(height=110, **common)
-    if bool in {hint, *get_args(hint)} or spec.name == "report":
-        return gr.Checkbox(_defaults[spec.name], **common)
-    if choices := choices_of(hint):
-        unset = [("default", "")] if NoneType in get_args(hint) else []
-        return gr.Dropdown(
-            [*unset, *choices], value=_defaults[spec.name], filterable=False, **common
-        )
-    common["placeholder"] = spec.metadata.get("metavar", "").lower()
-    if isinstance(spec.default, int | float):
+    common["info"] = info
+    if isinstance(default, bool):
+        return gr.Checkbox(default, **common)
+    if choices:
+        unset = [("default", "")] if default == "" else []
+        return gr.Dropdown([*unset, *choices], value=default, filterable=False, **common)
+    common["placeholder"] = field.metadata.get("metavar", "").lower()
+    if isinstance(default, int | float):
         # Limits are left to the options, whose message says what is wrong.
-        return gr.Number(spec.default, **common)
-    return gr.Textbox(spec.default, max_lines=1, **common)
+        return gr.Number(default, **common)
+    return gr.Textbox(default, max_lines=1, **common)
 
 
 def without_flags(text: str) -> str:
     """Returns a text of the command line with the labels of controls in place of flags."""
-    return _FLAG.sub(
-        lambda flag: _label(flag[2].replace("-", "_")).partition(" (")[0], text
-    ).replace("`", "")
+
+    def label_of(flag: re.Match[str]) -> str:
+        return _control_label(flag[2].replace("-", "_")).partition(" (")[0]
+
+    return _FLAG.sub(label_of, text).replace("`", "")
 
 
-def _label(option: str) -> str:
+def _control_label(option: str) -> str:
     return _LABELS.get(option, option.replace("_", " ").capitalize())
 
 
@@ -123,8 +145,8 @@ html: Any = _pages.get_template("page.html.j2").module
 """Each macro of the file as a function that returns HTML."""
 
 
-def fits(control: Any, value: Any) -> bool:
-    """Whether a control can have a value."""
+def fits_control(control: Any, value: Any) -> bool:
+    """Returns whether a control can have a value."""
     if isinstance(control, gr.Dropdown | gr.Radio):
         return value in [choice for _, choice in control.choices]
     if isinstance(control, gr.Checkbox):
@@ -136,18 +158,13 @@ def fits(control: Any, value: Any) -> bool:
 
 def job_label(job: JobStatus, settings: Mapping[str, Any]) -> str:
     """Returns the line of a job in the list: what tells it from others, and its state."""
-    at = datetime.fromtimestamp(job.created_s).astimezone()
-    if at.date() == datetime.now().astimezone().date():
-        day = ""
-    else:
-        day = f"{at:%b} {at.day}, "
-    what = [
-        settings.get("values", {}).get(PRESET),
-        "preview" if "preview_s" in settings.get("options", {}) else "",
-    ]
-    return " · ".join(
-        filter(None, [job.files.get("video"), *what, f"{day}{at:%H:%M:%S}", job.state])
-    )
+    created = datetime.fromtimestamp(job.created_s).astimezone()
+    time = f"{created:%H:%M:%S}"
+    if created.date() != datetime.now().astimezone().date():
+        time = f"{created:%b} {created.day}, {time}"
+    preset = settings.get("values", {}).get(PRESET)
+    kind = "preview" if "preview_s" in settings.get("options", {}) else ""
+    return " · ".join(filter(None, [job.files.get("video"), preset, kind, time, job.state]))
 
 
 def verdict(job: JobStatus) -> dict[str, str]:
@@ -159,9 +176,10 @@ def verdict(job: JobStatus) -> dict[str, str]:
     except ValueError:  # nothing was measured, or by another version
         return {}
     text = str(measures)
-    kinds = {each.verdict for each in measures.lips}
-    if measures.alarm or "weak" in kinds:
+    verdicts = {lips.verdict for lips in measures.lips}
+    look = "follows"
+    if measures.alarm or "weak" in verdicts:
         look = "doubt"
-    else:
-        look = "open" if "cannot tell" in kinds else "follows"
+    elif "cannot tell" in verdicts:
+        look = "open"
     return {"look": look, "text": text[:1].upper() + text[1:]}
