@@ -21,9 +21,9 @@ def main() -> None:
         # another text.
         exec("")  # noqa: S102
         if "--json" in sys.argv:
-            sys.stdout.write(f'{{"error": "{stopping.INTERRUPTED}"}}\n')
+            sys.stdout.write(f'{{"error": "{stopping.INTERRUPTED_MESSAGE}"}}\n')
         else:
-            sys.stderr.write(f"{stopping.INTERRUPTED}\n")
+            sys.stderr.write(f"{stopping.INTERRUPTED_MESSAGE}\n")
         sys.exit(stopping.exit_code() or stopping.INTERRUPTED_CODE)
 
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """A block in which variables have these values; None = not set. No other thread may need them
-    meanwhile.
+    """Gives variables these values, None = not set, until the block ends. No other thread may need
+    them meanwhile.
     """
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)

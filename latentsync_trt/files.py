@@ -34,23 +34,25 @@ from filelock import FileLock, Timeout
 from latentsync_trt.errors import LatentSyncError, OutputError
 
 PREFIX = ".latentsync-"
+"""Names of temporary and work folders begin with it."""
 KEPT_NAME = "parts.json"
+"""A work folder with this file stays."""
 GO_ON = "what is done is kept: the same command with --resume goes on there"
 
-_TRIES = 20
-_PAUSE_S = 0.1
+_RENAME_TRIES = 20
+_RENAME_PAUSE_S = 0.1
 """Windows refuses to rename a folder while a virus scanner reads a file in it."""
 
-_LONGEST_NAME_BYTES = 200
-"""Of an output whose folder has its name; file systems allow 255."""
+_MAX_NAME_BYTES = 200
+"""Of an output whose work folder has its name; file systems allow 255."""
 
-# On Windows, files moved out of a private folder would stay private.
 _MODE = 0o777 if os.name == "nt" else 0o700
+"""Of temporary folders. On Windows, files moved out of a private folder would stay private."""
 
 _MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 _TEMPORARY = re.compile(rf"{re.escape(PREFIX)}{_MACHINE}-(\d+)-[0-9a-f]{{8}}")
 
-_made: set[Path] = set()
+_open_folders: set[Path] = set()
 """Temporary and work folders of this process."""
 
 
@@ -63,16 +65,17 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     remove_leftovers(parent)
     folder = parent / f"{PREFIX}{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(_MODE)
-    _made.add(folder)
+    _open_folders.add(folder)
     try:
         yield folder
     except BaseException as error:
-        if GO_ON in (notes := getattr(error, "__notes__", [])):
-            notes.remove(GO_ON)  # of a work folder in it
+        notes = getattr(error, "__notes__", [])
+        if GO_ON in notes:
+            notes.remove(GO_ON)  # of a work folder in this one
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        _made.discard(folder)
+        _open_folders.discard(folder)
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -82,20 +85,21 @@ def remove_leftovers(parent: Path) -> None:
     with suppress(OSError):
         for folder in parent.iterdir():
             name = _TEMPORARY.fullmatch(folder.name)
-            if name is not None and not folder.is_symlink() and not psutil.pid_exists(int(name[1])):
-                shutil.rmtree(folder, ignore_errors=True)
+            if name is None or folder.is_symlink() or psutil.pid_exists(int(name[1])):
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_all() -> None:
     """Removes the folders of this process, which ends without leaving their blocks. Thread-safe."""
-    for folder in list(_made):
+    for folder in list(_open_folders):
         if not (folder / KEPT_NAME).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_of_links(path: Path) -> Path:
-    """Where a file or folder that is written as `path` lies: `path`, or where that leads as a
-    symbolic link, which need not exist. Raises `OutputError` for a link that leads back to
+    """Returns where a file or folder that is written as `path` lies: `path`, or where that leads as
+    a symbolic link, which need not exist. Raises `OutputError` for a link that leads back to
     itself.
     """
     if not path.is_symlink():
@@ -110,13 +114,12 @@ def end_of_links(path: Path) -> Path:
 
 
 def work_folder_of(output: Path) -> Path:
-    """The `work_folder` beside `output`, always the same."""
+    """Returns the `work_folder` beside `output`, always the same."""
     output = end_of_links(output)
     name = output.name
-    if len(os.fsencode(name)) > _LONGEST_NAME_BYTES:
-        name = (
-            hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16] + output.suffix
-        )
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
+        name = digest[:16] + output.suffix
     return output.absolute().with_name(PREFIX + name)
 
 
@@ -140,7 +143,7 @@ def work_folder(output: Path) -> Iterator[Path]:
         ) from None
     except (OSError, NotImplementedError):
         pass  # a disk without locks
-    _made.add(folder)
+    _open_folders.add(folder)
     try:
         yield folder
     except BaseException as error:
@@ -151,7 +154,7 @@ def work_folder(output: Path) -> Iterator[Path]:
         lock.release(force=True)
         if not (folder / KEPT_NAME).exists():
             shutil.rmtree(folder, ignore_errors=True)
-        _made.discard(folder)
+        _open_folders.discard(folder)
 
 
 @contextmanager
@@ -163,7 +166,10 @@ def whole_file(path: Path, *, keep: bool = False) -> Iterator[Path]:
     with temporary_folder(end_of_links(path).parent) as folder:
         part = folder / path.name
         yield part
-        (put_in_place if keep else _replace)(part, path)
+        if keep:
+            put_in_place(part, path)
+        else:
+            _replace(part, path)
 
 
 def put_in_place(finished: Path, target: Path) -> None:
@@ -203,9 +209,15 @@ def _keep_permissions(replaced: Path, new: Path) -> None:
 
 
 def _kept_beside(finished: Path, target: Path, error: OSError) -> OSError:
+    """Renames what could not be put in place of `target` to a free name beside it; returns the
+    error, which then says so.
+    """
     suffix = target.suffix if finished.is_file() else ""
-    names = (f"{target.name.removesuffix(suffix)}-{number}{suffix}" for number in count(1))
-    kept = next(path for path in map(target.with_name, names) if not os.path.lexists(path))
+    stem = target.name.removesuffix(suffix)
+    for number in count(1):
+        kept = target.with_name(f"{stem}-{number}{suffix}")
+        if not os.path.lexists(kept):
+            break
     try:
         finished.rename(kept)
     except OSError:
@@ -244,11 +256,11 @@ def publish(staged: Path, target: Path, replaced: Path) -> None:
     try:
         if target.exists():
             target.rename(replaced)
-        for _ in range(_TRIES - 1):
+        for _ in range(_RENAME_TRIES - 1):
             with suppress(PermissionError):
                 staged.rename(target)
                 return
-            time.sleep(_PAUSE_S)
+            time.sleep(_RENAME_PAUSE_S)
         staged.rename(target)
     finally:
         if replaced.exists() and not target.exists():

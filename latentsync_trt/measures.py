@@ -11,31 +11,31 @@ TOO_SHORT = "less than 2 s of a face with speech"
 
 @dataclass(frozen=True, slots=True)
 class LipMeasure:
-    """How the painted lips of one `person` follow the recording; None = the one that `--face`
-    chose.
-
-    `frames`: 25ths of a second in which lips were measured. `agreement`: correlation in [0, 1] of
-    their opening with what explains it best of the voice; `distinct`: by how many standard
-    deviations it exceeds the same sound at wrong times; None with too little speech. `late_ms`:
-    delay of the lips, less than 0 = early; None unless it is certain. `shut_in_silence`: share of
-    the silence in which the lips touch; None without silence.
-    """
+    """How the painted lips of one person follow the recording."""
 
     person: int | None
+    """None = the one that `--face` chose."""
     frames: int
+    """25ths of a second in which lips were measured."""
     verdict: Verdict
     agreement: float | None = None
+    """Correlation in [0, 1] of the opening of the lips with what explains it best of the voice;
+    None with too little speech.
+    """
     distinct: float | None = None
+    """By how many standard deviations the agreement exceeds that with the same sound at wrong
+    times; None with too little speech.
+    """
     late_ms: int | None = None
+    """Delay of the lips, less than 0 = early; None unless it is certain."""
     shut_in_silence: float | None = None
+    """Share of the silence in which the lips touch; None without silence."""
 
     def __str__(self) -> str:
+        if self.verdict == "follows" and self.late_ms:
+            return f"lips follow the speech, {_late(self.late_ms, 'ms')}"
         if self.verdict == "follows":
-            if self.late_ms:
-                late = f", {abs(self.late_ms)} ms {'late' if self.late_ms > 0 else 'early'}"
-            else:
-                late = ""
-            return f"lips follow the speech{late}"
+            return "lips follow the speech"
         if self.verdict == "weak":
             return (
                 "weak: lips hardly follow the speech; try "
@@ -46,80 +46,83 @@ class LipMeasure:
     @property
     def with_figures(self) -> str:
         """The verdict, and the numbers behind it."""
-        parts = []
+        figures = list[str]()
         if self.agreement is not None and self.distinct is not None:
-            parts.append(
-                f"agreement {self.agreement:.2f}, {self.distinct:.1f} deviations above chance"
-            )
+            figures.append(f"agreement {self.agreement:.2f}")
+            figures.append(f"{self.distinct:.1f} deviations above chance")
         if self.shut_in_silence is not None:
-            parts.append(f"shut in {self.shut_in_silence:.0%} of the silence")
-        return "; ".join([str(self), *filter(None, [", ".join(parts)])])
+            figures.append(f"shut in {self.shut_in_silence:.0%} of the silence")
+        if figures:
+            return f"{self}; {', '.join(figures)}"
+        return str(self)
+
+
+def _late(delay: int, unit: str) -> str:
+    """Returns a delay of the lips in words; less than 0 = early."""
+    return f"{abs(delay)} {unit} {'late' if delay > 0 else 'early'}"
 
 
 @dataclass(frozen=True, slots=True)
 class SyncNetMeasure:
-    """How near SyncNet finds lips and speech, as papers report it.
-
-    `lse_d`: the smallest of `distances`, means over all `windows` of five frames at 25 per second
-    for lips that are 15, 14, … −15 frames late; at `offset_frames`. `lse_c`: how far it is below
-    their median.
-    """
+    """How near SyncNet finds lips and speech, as papers report it."""
 
     lse_c: float
+    """How far the smallest distance is below their median."""
     lse_d: float
+    """The smallest distance."""
     offset_frames: int
+    """How late the lips are by the smallest distance, at 25 frames per second."""
     windows: int
+    """Windows of five frames that were measured."""
     distances: tuple[float, ...]
+    """Means over all windows for lips that are 15, 14, … −15 frames late."""
 
     def __str__(self) -> str:
-        late = f"{abs(self.offset_frames)} frames {'late' if self.offset_frames > 0 else 'early'}"
-        return (
-            f"LSE-C {self.lse_c:.2f}, LSE-D {self.lse_d:.2f}, "
-            f"{late if self.offset_frames else 'on time'}"
-        )
+        offset = _late(self.offset_frames, "frames") if self.offset_frames else "on time"
+        return f"LSE-C {self.lse_c:.2f}, LSE-D {self.lse_d:.2f}, {offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What was measured in the painted faces while a clip ran; None where nothing was to measure.
-
-    `from_s`: where a resumed run went on, and measures. `color`, `sharpness`: of the first painted
-    faces, see `measure.pictures.fit_of`; `alarm`: why they do not look like the source's, or empty.
-    `syncnet`: of each person.
-    """
+    """What was measured in the painted faces while a clip ran."""
 
     lips: tuple[LipMeasure, ...]
     from_s: float = 0.0
+    """Where a resumed run went on, from which it measures."""
     color: float | None = None
+    """How far the color of the first painted faces is off, see `measure.pictures.fit_of`; None
+    where nothing was to measure.
+    """
     sharpness: float | None = None
+    """Of the first painted faces, as a share of the source's."""
     alarm: str = ""
+    """Why the painted faces do not look like the source's, or empty."""
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
+    """Of each person."""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
         """All but the alarm in words, as name and value."""
-        several = len(self.lips) > 1
-        rows = [
-            (f"lips of person {each.person}" if several else "lips", each.with_figures)
-            for each in self.lips
-        ]
-        rows += [("SyncNet", str(found or TOO_SHORT)) for found in self.syncnet]
+        rows = list[tuple[str, str]]()
+        for measure in self.lips:
+            name = f"lips of person {measure.person}" if len(self.lips) > 1 else "lips"
+            rows.append((name, measure.with_figures))
+        for syncnet in self.syncnet:
+            rows.append(("SyncNet", str(syncnet or TOO_SHORT)))
         if self.color is not None and self.sharpness is not None:
-            figures = (
-                f"color {self.color:.1f} off (Lab), sharpness {self.sharpness:.0%} of the source's"
-            )
-            rows.append(("picture", figures))
+            color = f"color {self.color:.1f} off (Lab)"
+            rows.append(("picture", f"{color}, sharpness {self.sharpness:.0%} of the source's"))
         if rows and self.from_s:
-            return [*rows, ("measured", f"from {self.from_s:.2f} s on, as resumed")]
+            rows.append(("measured", f"from {self.from_s:.2f} s on, as resumed"))
         return rows
 
     def __str__(self) -> str:
         """The verdict, without figures; empty where nothing was painted."""
-        several = len(self.lips) > 1
-        lips = "; ".join(
-            f"person {each.person}: {each}" if several else str(each) for each in self.lips
-        )
-        verdict = f"alarm: {self.alarm}" if self.alarm else lips
+        verdicts = list[str]()
+        for measure in self.lips:
+            person = f"person {measure.person}: " if len(self.lips) > 1 else ""
+            verdicts.append(f"{person}{measure}")
+        verdict = f"alarm: {self.alarm}" if self.alarm else "; ".join(verdicts)
         if verdict and self.from_s:
             return f"{verdict} (measured from {self.from_s:.2f} s on, as resumed)"
         return verdict

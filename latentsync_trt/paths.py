@@ -17,14 +17,16 @@ from typing import Literal
 from latentsync_trt.errors import InputError, OutputError, did_you_mean
 from latentsync_trt.files import end_of_links
 
-# Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
 """Control characters, and those of Unicode that turn the direction of text, end its line, or are
 not seen.
 """
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+_URL_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+"""A scheme has two letters or more, as "C:/clips" is a drive, and one slash or more, as pathlib
+makes one of two.
+"""
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
@@ -33,13 +35,14 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
 """Names the folder of engines and of what is remembered."""
 
-_MOST_NAMES_COMPARED = 2000
+_MAX_NAMES_COMPARED = 2000
+"""Names in a folder among which a similar one is looked for."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
-    """`name` as a path on this machine, which need not exist; raises `InputError`, beginning with
-    `what`, if it is empty, a URL, or "-" for standard input.
+    """Returns `name` as a path on this machine, which need not exist; raises `InputError`,
+    beginning with `what`, if it is empty, a URL, or "-" for standard input.
     """
     text = os.fspath(name)
     prefix = f"{what} ".lstrip()
@@ -47,12 +50,13 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
         raise InputError(
             f"{prefix}{text!r}: is empty, or has a NUL character; give the path of a file or folder"
         )
-    url = _URL.match(text)
-    if url is not None and not path_exists(text):
-        shown = text if "://" in text else text.replace(":/", "://", 1)
+    if path_exists(text):
+        return Path(text)
+    if _URL_SCHEME.match(text):
+        url = text if "://" in text else text.replace(":/", "://", 1)
         cure = "download it first, or use `latentsync-trt batch`, which reads addresses"
-        raise InputError(f"{prefix}{shown}: is a URL, which is not supported; {cure}")
-    if text == "-" and not path_exists(text):
+        raise InputError(f"{prefix}{url}: is a URL, which is not supported; {cure}")
+    if text == "-":
         raise InputError(
             f"{prefix}-: standard input and output are not supported; give the path of a file"
         )
@@ -71,25 +75,25 @@ def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
 
 
 def read_text(path: Path, cure: str = "save it as UTF-8", most_bytes: int | None = None) -> str:
-    """The content of a text file that people edit: UTF-8 or, with a byte order mark, UTF-16, as
-    Windows' tools write; raises `InputError`, ending in `cure`, for others, and for pipes, devices
-    and files of more than `most_bytes`.
+    """Returns the content of a text file that people edit: UTF-8 or, with a byte order mark,
+    UTF-16, as Windows' tools write; raises `InputError`, ending in `cure`, for others, and for
+    pipes, devices and files of more than `most_bytes`.
     """
     try:
-        if not S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
             raise InputError(f"{path}: is a folder, a pipe or a device; give a text file")
-        with path.open("rb") as file:
-            content = file.read() if most_bytes is None else file.read(most_bytes + 1)
-        if most_bytes is not None and len(content) > most_bytes:
+        if most_bytes is not None and status.st_size > most_bytes:
             raise InputError(f"{path}: has more than {most_bytes / 1e6:g} MB; give a smaller file")
+        content = path.read_bytes()
         return content.decode("utf-16" if content[:2] in _UTF16 else "utf-8-sig")
     except (UnicodeError, OSError) as error:
         raise InputError(f"{path}: cannot be read as text ({error}); {cure}") from error
 
 
 def below_home(name: str | os.PathLike[str], cure: str) -> Path:
-    """`name` with `~` and `~user` expanded; raises `InputError`, ending in `cure`, without such a
-    home folder.
+    """Returns `name` with `~` and `~user` expanded; raises `InputError`, ending in `cure`, without
+    such a home folder.
     """
     try:
         return Path(name).expanduser()
@@ -98,8 +102,8 @@ def below_home(name: str | os.PathLike[str], cure: str) -> Path:
 
 
 def user_folder(kind: Literal["cache", "config", "data", "log"]) -> Path:
-    """This user's folder of a kind for this package; raises `InputError` for a user without a
-    home.
+    """Returns this user's folder of a kind for this package; raises `InputError` for a user without
+    a home.
     """
     import platformdirs
 
@@ -110,22 +114,26 @@ def user_folder(kind: Literal["cache", "config", "data", "log"]) -> Path:
 
 
 def printable(text: str) -> str:
-    """`text` with codes for characters that could steer a terminal or disguise a name; line breaks
-    and tabs stay.
+    """Returns `text` with codes for characters that could steer a terminal or disguise a name; line
+    breaks and tabs stay.
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+    def code(character: re.Match[str]) -> str:
+        return character[0].encode("unicode_escape").decode()
+
+    return _STEERING.sub(code, text)
 
 
 class PrintableLines(logging.Formatter):
-    """The form of log lines."""
+    """Formats log lines so that they cannot steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def path_exists(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file or folder; also False where the system refuses the name, such as a
-    very long one.
+    """Returns whether there is a file or folder; False also where the system refuses the name, such
+    as a very long one.
     """
     try:
         return Path(path).exists()
@@ -134,13 +142,13 @@ def path_exists(path: str | os.PathLike[str]) -> bool:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that exists."""
+    """Returns `folder`, or the nearest one above it that exists."""
     return next(place for place in (folder, *folder.absolute().parents) if path_exists(place))
 
 
 def why_missing(path: Path, kind: str = "file") -> str:
-    """A message that nothing is at `path`; it names the most similar existing name, or what else
-    explains it.
+    """Returns the message that nothing is at `path`; it names the most similar existing name, or
+    what else explains it.
     """
     folder = path.parent
     if not path_exists(folder):
@@ -149,9 +157,8 @@ def why_missing(path: Path, kind: str = "file") -> str:
         if path.is_symlink():
             return f"{path}: links to {path.readlink()}, which does not exist"
         with os.scandir(folder) as entries:
-            names = {
-                entry.name.casefold(): entry.name for entry in islice(entries, _MOST_NAMES_COMPARED)
-            }
+            some = islice(entries, _MAX_NAMES_COMPARED)
+            names = {entry.name.casefold(): entry.name for entry in some}
     except OSError as error:
         return f"{path}: no such {kind} ({error.strerror})"
     return f"{path}: no such {kind}" + did_you_mean(
@@ -170,8 +177,8 @@ def check_folder_to_write(folder: Path, what: str = "") -> None:
     except (OSError, ValueError) as error:
         raise InputError(f"{prefix}{str(folder)[:100]}: cannot be used ({error})"[:300]) from error
     if not existing.is_dir():
-        shown = folder if existing == folder else f"{folder}: {existing}"
-        raise InputError(f"{prefix}{shown}: is a file; name a folder")
+        place = folder if existing == folder else f"{folder}: {existing}"
+        raise InputError(f"{prefix}{place}: is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(
             f"{prefix}{folder}: {existing} is not writable; "

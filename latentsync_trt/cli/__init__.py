@@ -110,7 +110,7 @@ class Interrupted(LatentSyncError):
 
 
 @contextmanager
-def interruption(message: str = stopping.INTERRUPTED) -> Iterator[None]:
+def interruption(message: str = stopping.INTERRUPTED_MESSAGE) -> Iterator[None]:
     """Raises `Interrupted` with `message`, and the notes of the error, for a KeyboardInterrupt in
     the block.
     """
@@ -208,7 +208,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     if isinstance(error, Interrupted):
         return str(error), stopping.exit_code() or stopping.INTERRUPTED_CODE
     if stopping.exit_code():  # a failure while a command leaves its blocks is caused by that
-        return stopping.INTERRUPTED, stopping.exit_code()
+        return stopping.INTERRUPTED_MESSAGE, stopping.exit_code()
     if isinstance(error, click.UsageError):
         text = error.format_message().rstrip(".")
         path = error.ctx.command_path if error.ctx else "latentsync-trt"

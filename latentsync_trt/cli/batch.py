@@ -152,7 +152,7 @@ def _run(
         board(event)
 
     ledger.add(row.task for row in rows)
-    stopping.bars.append(board.bars)
+    stopping.progress_bars.append(board.bars)
     with (
         board.bars,
         interruption("interrupted; the same command goes on"),

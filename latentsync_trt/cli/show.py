@@ -116,7 +116,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     bar = bars.Progress(
         *columns, *times, console=STDERR, expand=True, transient=True, disable=hidden
     )
-    stopping.bars.append(bar)
+    stopping.progress_bars.append(bar)
     with bar:
         task = bar.add_task("starting", total=None)
 
