@@ -1,10 +1,8 @@
-"""Gives each frame back with its faces, when those of the next half second are known: bridges short
-gaps.
-"""
+"""Yields frames only when the faces of the next half second are known, which bridges short gaps."""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from latentsync_trt.face.geometry import between, overlap
@@ -16,19 +14,20 @@ _COVERED_IOU = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _WaitingFrame:
     frame: Frame
     picture: Picture
     seen: FrameFaces
-    faces: dict[int, TrackedDetection]
+    faces: dict[int, TrackedDetection] = field(default_factory=dict)
+    """By the numbers of their tracks; those that are found later, too."""
 
-    def add(self, found: TrackedDetection) -> bool:
+    def add(self, face: TrackedDetection) -> bool:
         """Adds a face unless it is behind another, or the person is seen elsewhere."""
         others = self.faces.values()
-        is_elsewhere = any(other.person == found.person for other in others)
-        if is_elsewhere or overlap(found.face, [other.face for other in others]) > _COVERED_IOU:
+        is_elsewhere = any(other.person == face.person for other in others)
+        if is_elsewhere or overlap(face.face, [other.face for other in others]) > _COVERED_IOU:
             return False
-        self.faces[found.track_id] = found
+        self.faces[face.track_id] = face
         return True
 
     def revise(self, later: TrackedDetection) -> None:
@@ -44,13 +43,13 @@ class LookAhead:
     """Gives each frame back with its faces, after at most half a second of others.
 
     Where a track has a gap, its face is interpolated, unless the picture there does not look like
-    it. A face that was found by a search, which runs every half second only, is followed back to
-    where it appears.
+    it. A face that a search has found, which runs every half second only, is followed back to where
+    it appears.
     """
 
     def __init__(self, tracker: FaceTracker) -> None:
         self._tracker = tracker
-        self._held: deque[_Held] = deque()
+        self._waiting: deque[_WaitingFrame] = deque()
 
     def push(
         self, frame: Frame, picture: Picture, seen: FrameFaces
@@ -58,48 +57,55 @@ class LookAhead:
         """Adds the next frame, whose `picture` has square pixels; returns those that need not wait
         any longer.
         """
-        now = _Held(frame, picture, seen, {})
-        for sighting in seen.faces:
-            for held in self._held:
-                held.revise(sighting)
-            gap: list[_Held] = []
-            for held in reversed(self._held):
-                if sighting.track_id in held.faces:
-                    self._bridge(held, gap, now, sighting)
+        now = _WaitingFrame(frame, picture, seen)
+        for face in seen.faces:
+            for waiting in self._waiting:
+                waiting.revise(face)
+            gap: list[_WaitingFrame] = []
+            for waiting in reversed(self._waiting):
+                if face.track_id in waiting.faces:
+                    self._bridge(waiting, gap, now, face)
                     break
-                gap.append(held)
+                gap.append(waiting)
             else:
-                self._follow_back(sighting, [held for held in gap if held.seen.shot == seen.shot])
-            now.faces[sighting.track_id] = sighting
-        self._held.append(now)
+                shot = [waiting for waiting in gap if waiting.seen.shot == seen.shot]
+                self._follow_back(face, shot)
+            now.faces[face.track_id] = face
+        self._waiting.append(now)
         return self.finish(before_s=frame.time_s - LOST_TRACK_S)
 
     def finish(self, before_s: Fraction | None = None) -> list[tuple[Frame, FrameFaces]]:
-        """All frames that still wait, or those before a time."""
-        left = []
-        while self._held and (before_s is None or self._held[0].frame.time_s < before_s):
-            held = self._held.popleft()
-            left.append((held.frame, replace(held.seen, faces=tuple(held.faces.values()))))
-        return left
+        """Returns all frames that still wait, or those before a time."""
+        ready = []
+        while self._waiting and (before_s is None or self._waiting[0].frame.time_s < before_s):
+            waiting = self._waiting.popleft()
+            faces = tuple(waiting.faces.values())
+            ready.append((waiting.frame, replace(waiting.seen, faces=faces)))
+        return ready
 
     def _bridge(
-        self, last: _Held, gap: Sequence[_Held], now: _Held, after: TrackedDetection
+        self,
+        last: _WaitingFrame,
+        gap: Sequence[_WaitingFrame],
+        now: _WaitingFrame,
+        after: TrackedDetection,
     ) -> None:
+        """Adds a face that was in the frame `last`, and is there again, to the frames between."""
         before = last.faces[after.track_id]
         start_s = last.frame.time_s
         end_s = now.frame.time_s
-        for held in gap:
-            face = between(
-                before.face, after.face, float((held.frame.time_s - start_s) / (end_s - start_s))
-            )
-            if self._tracker.is_seen(held.picture, face, after.person):
-                held.add(replace(after, face=face))
+        for waiting in gap:
+            part = float((waiting.frame.time_s - start_s) / (end_s - start_s))
+            face = between(before.face, after.face, part)
+            if self._tracker.is_seen(waiting.picture, face, after.person):
+                waiting.add(replace(after, face=face))
 
-    def _follow_back(self, sighting: TrackedDetection, earlier: Sequence[_Held]) -> None:
-        for held in earlier:
-            face = self._tracker.near(held.picture, sighting.face, sighting.face)
-            if face is None or not self._tracker.is_seen(held.picture, face, sighting.person):
+    def _follow_back(self, detection: TrackedDetection, earlier: Sequence[_WaitingFrame]) -> None:
+        """Adds a new face to frames before, latest first, as far back as it is seen."""
+        for waiting in earlier:
+            face = self._tracker.near(waiting.picture, detection.face, detection.face)
+            if face is None or not self._tracker.is_seen(waiting.picture, face, detection.person):
                 return
-            sighting = replace(sighting, face=face)
-            if not held.add(sighting):
+            detection = replace(detection, face=face)
+            if not waiting.add(detection):
                 return

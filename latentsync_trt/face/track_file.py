@@ -28,10 +28,14 @@ from latentsync_trt.paths import read_text
 from latentsync_trt.types import Face, Float64Array, VideoInfo
 
 COLUMNS = 11
+"""Numbers of a row."""
 _FORMAT = "latentsync-trt faces 1"
-_SAME_TIME_S = 0.002
-"""Times are saved in microseconds, and pictures are never nearer than this to each other."""
+_NEAR_TIME_S = 0.002
+"""Times that are nearer are equal: they are saved in microseconds, and pictures are never so near
+to each other.
+"""
 _SAME_DURATION_S = 0.5
+"""How much the durations of one clip may differ between two readers."""
 
 _Number = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Seconds or pixels."""
@@ -40,13 +44,14 @@ _Row = Annotated[list[_Number], Meta(min_length=COLUMNS, max_length=COLUMNS)]
 
 @dataclass(frozen=True, slots=True)
 class ClipMark:
-    """By what a clip is recognized, wherever it lies. `frames`: pictures in it."""
+    """By what a clip is recognized, wherever it lies."""
 
     name: str
     size_bytes: int
     width_px: int
     height_px: int
     frames: int
+    """Pictures in the clip, which are not compared."""
     duration_s: float
 
     def __str__(self) -> str:
@@ -57,51 +62,52 @@ class ClipMark:
 
 
 def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
-    """By what the tracks of a clip are recognized; `frames` are not compared."""
+    """Returns by what the tracks of a clip are recognized."""
     size_bytes = video.stat().st_size if video.is_file() else 0
-    if info.duration_s is None:
-        duration_s = 0.0
-    else:
-        duration_s = round(float(info.duration_s), 3)
+    duration_s = round(float(info.duration_s or 0), 3)
     return ClipMark(video.name, size_bytes, info.width_px, info.height_px, frames, duration_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaceSpan:
-    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time.
-    `mouth (n, 4)`: as `mouth_of` has it, where it was seen, which is not saved.
-    """
+    """An unbroken run of a person's face."""
 
     person: int
     rows: Float64Array
+    """Frames as described above, by time: `(n, 11)`."""
     mouth: Float64Array | None = None
+    """What `mouth_of` returns for each, where it was seen, which is not saved: `(n, 4)`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
-    """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their
-    first time. `speaks`: who speaks when, by time; None = not known.
-    """
+    """Who is seen where and when in a clip."""
 
     clip: ClipMark
     shots_s: tuple[float, ...]
+    """When its shots begin."""
     spans: tuple[FaceSpan, ...]
+    """By their first time."""
     turns: tuple[Turn, ...] | None = None
+    """Who speaks when, by time; None = not known."""
 
     @property
     def people(self) -> tuple[int, ...]:
         return tuple(sorted({span.person for span in self.spans}))
 
     def turns_of(self, person: int | None) -> tuple[tuple[float, float], ...]:
-        """Start and end of each time at which a person speaks, None = somebody who is not seen."""
-        return tuple((one.start_s, one.end_s) for one in self.turns or () if one.person == person)
+        """Returns start and end of each time at which a person speaks, None = somebody who is not
+        seen.
+        """
+        turns = [turn for turn in self.turns or () if turn.person == person]
+        return tuple((turn.start_s, turn.end_s) for turn in turns)
 
     def at(self, source_s: Fraction) -> FrameFaces:
-        """The faces in the picture at a time of the source; `TrackedDetection.track_id` is the
-        number of the span.
+        """Returns the faces in the picture at a time of the source; `TrackedDetection.track_id` is
+        the number of the span.
         """
-        earliest_s = float(source_s) - _SAME_TIME_S
-        latest_s = float(source_s) + _SAME_TIME_S
+        earliest_s = float(source_s) - _NEAR_TIME_S
+        latest_s = float(source_s) + _NEAR_TIME_S
         faces = []
         for number, span in enumerate(self.spans):
             row = int(np.searchsorted(span.rows[:, 0], earliest_s))
@@ -115,34 +121,32 @@ class Tracks:
         """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do
         not count.
         """
-        same = (
-            replace(self.clip, frames=clip.frames, name=clip.name, duration_s=clip.duration_s)
-            == clip
-        )
-        if not same or abs(self.clip.duration_s - clip.duration_s) > _SAME_DURATION_S:
-            raise InputError(f"{path}: has the tracks of {self.clip}, but the video is {clip}")
+        mark = self.clip
+        same_name = replace(clip, name=mark.name, frames=mark.frames, duration_s=mark.duration_s)
+        if same_name != mark or abs(mark.duration_s - clip.duration_s) > _SAME_DURATION_S:
+            raise InputError(f"{path}: has the tracks of {mark}, but the video is {clip}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _SpanFields:
     from_s: float
     to_s: float
     frames: list[_Row]
 
 
 @dataclass(frozen=True, slots=True)
-class _Person:
+class _PersonFields:
     person: Annotated[int, Meta(ge=0)]
-    spans: list[_Span]
+    spans: list[_SpanFields]
     speaks: list[tuple[_Number, _Number]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _FileFields:
     format: Literal["latentsync-trt faces 1"]
     clip: ClipMark
     shots_s: tuple[_Number, ...]
-    people: list[_Person]
+    people: list[_PersonFields]
     unseen_speaks: list[tuple[_Number, _Number]] | None = None
 
 
@@ -153,42 +157,40 @@ def save_tracks(tracks: Tracks, path: Path) -> Path:
     head = {"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": tracks.shots_s}
     if tracks.turns is not None:
         head["unseen_speaks"] = tracks.turns_of(None)
-    people = []
-    for person in tracks.people:
-        spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
-        if tracks.turns is None:
-            speaks = ""
-        else:
-            speaks = f', "speaks": {json.dumps(tracks.turns_of(person))}'
-        people.append(f'{{"person": {person}{speaks}, "spans": [\n{spans}\n]}}')
+    people = ",".join(_person_text(tracks, person) for person in tracks.people)
+    text = f'{json.dumps(head)[:-1]},\n"people": [\n{people}\n]}}\n'
     with whole_file(path, keep=True) as part:
-        part.write_text(
-            f'{json.dumps(head)[:-1]},\n"people": [\n{",".join(people)}\n]}}\n',
-            "utf-8",
-            newline="\n",
-        )
+        part.write_text(text, "utf-8", newline="\n")
     return path
 
 
+def _person_text(tracks: Tracks, person: int) -> str:
+    speaks = ""
+    if tracks.turns is not None:
+        speaks = f', "speaks": {json.dumps(tracks.turns_of(person))}'
+    spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
+    return f'{{"person": {person}{speaks}, "spans": [\n{spans}\n]}}'
+
+
 def _span_text(rows: Float64Array) -> str:
-    """Its coordinates are the shortest numbers that are the same in float32, so alignment is the
-    same.
-    """
-    frames = [
-        [round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in rows
-    ]
+    frames = []
+    for time_s, *pixels in rows:
+        # The shortest numbers that are the same in float32, so that alignment is the same.
+        shortest = [float(str(np.float32(value))) for value in pixels]
+        frames.append([round(float(time_s), 6), *shortest])
     text = json.dumps({"from_s": frames[0][0], "to_s": frames[-1][0], "frames": frames})
     return text.replace("[[", "[\n[").replace("], [", "],\n[")
 
 
 def read_tracks(path: Path) -> Tracks:
-    """The tracks saved in `path`; raises `InputError`, which names the place, if it holds something
-    else.
+    """Returns the tracks saved in `path`; raises `InputError`, which names the place, if it holds
+    something else.
     """
     text = read_text(path, "write it with latentsync-trt faces")
     try:
-        file = from_json(_File, text, path)
-        return Tracks(file.clip, _shots_s(file), _spans(file), _speaks(file))
+        file = from_json(_FileFields, text, path)
+        _check_shots(file.shots_s)
+        return Tracks(file.clip, file.shots_s, _spans(file), _turns(file))
     except ValueError as error:
         place = str(error).removeprefix(f"{path}: ")
         raise InputError(
@@ -196,68 +198,74 @@ def read_tracks(path: Path) -> Tracks:
         ) from error
 
 
-def _shots_s(file: _File) -> tuple[float, ...]:
-    """When shots begin; raises `ValueError` if they are not in order."""
-    for number, (earlier, later) in enumerate(pairwise(file.shots_s), 1):
+def _check_shots(shots_s: tuple[float, ...]) -> None:
+    """Raises `ValueError` if shots are not in order."""
+    for number, (earlier, later) in enumerate(pairwise(shots_s), 1):
         if earlier >= later:
             raise ValueError(f"shots_s[{number}]: a shot does not begin after the one before")
-    return file.shots_s
 
 
-def _spans(file: _File) -> tuple[FaceSpan, ...]:
-    """Raises `ValueError` that says where in the file, or who and when."""
-    found = [
-        FaceSpan(person.person, _rows(span, f"people[{place}].spans[{number}]"))
-        for place, person in enumerate(file.people)
-        for number, span in enumerate(person.spans)
-    ]
-    if not found:
+def _spans(file: _FileFields) -> tuple[FaceSpan, ...]:
+    """Returns all spans by time; raises `ValueError` that says where in the file, or who and
+    when.
+    """
+    spans = []
+    for place, person in enumerate(file.people):
+        for number, fields in enumerate(person.spans):
+            rows = _rows(fields, f"people[{place}].spans[{number}]")
+            spans.append(FaceSpan(person.person, rows))
+    if not spans:
         raise ValueError("people: nobody is left")
-    found.sort(key=lambda span: float(span.rows[0, 0]))
+    spans.sort(key=lambda span: float(span.rows[0, 0]))
     ends_s: dict[int, float] = {}
-    for span in found:
+    for span in spans:
         start_s = float(span.rows[0, 0])
         if start_s <= ends_s.get(span.person, -np.inf):
             raise ValueError(f"person {span.person} is at two places after {start_s:.2f} s")
         ends_s[span.person] = float(span.rows[-1, 0])
-    return tuple(found)
+    return tuple(spans)
 
 
-def _speaks(file: _File) -> tuple[Turn, ...] | None:
-    """Who speaks when, None if the file does not say it; raises `ValueError` that says where times
-    are wrong.
+def _turns(file: _FileFields) -> tuple[Turn, ...] | None:
+    """Returns who speaks when, None if the file does not say it; raises `ValueError` that says
+    where times are wrong.
     """
-    if file.unseen_speaks is None and all(each.speaks is None for each in file.people):
+    if file.unseen_speaks is None and all(person.speaks is None for person in file.people):
         return None
-    speaks = _times(None, file.unseen_speaks, "unseen_speaks")
-    for place, each in enumerate(file.people):
-        speaks += _times(each.person, each.speaks, f"people[{place}].speaks")
-    return tuple(sorted(speaks, key=lambda one: one.start_s))
+    turns = _turns_of(None, file.unseen_speaks, "unseen_speaks")
+    for place, person in enumerate(file.people):
+        turns += _turns_of(person.person, person.speaks, f"people[{place}].speaks")
+    turns.sort(key=lambda turn: turn.start_s)
+    return tuple(turns)
 
 
-def _times(person: int | None, times_s: list[tuple[float, float]] | None, where: str) -> list[Turn]:
+def _turns_of(
+    person: int | None, times_s: list[tuple[float, float]] | None, where: str
+) -> list[Turn]:
+    turns = []
     for number, (start_s, end_s) in enumerate(times_s or ()):
         if start_s >= end_s:
-            raise ValueError(
-                f"{where}[{number}]: {start_s:g} to {end_s:g} s does not end after it starts"
-            )
-    return [Turn(person, *time_s) for time_s in times_s or ()]
+            times = f"{start_s:g} to {end_s:g} s"
+            raise ValueError(f"{where}[{number}]: {times} does not end after it starts")
+        turns.append(Turn(person, start_s, end_s))
+    return turns
 
 
-def _rows(span: _Span, where: str) -> Float64Array:
-    """The rows between `from_s` and `to_s`, at least one."""
+def _rows(span: _SpanFields, where: str) -> Float64Array:
+    """Returns the rows between `from_s` and `to_s`, at least one."""
     rows = np.array(span.frames, np.float64).reshape(-1, COLUMNS)
-    for problem, wrong in (
-        ("the box is not left, top, right, bottom", (rows[:, 3:5] < rows[:, 1:3]).any(axis=1)),
-        ("the time is not after that of the row before", np.diff(rows[:, 0], prepend=-np.inf) <= 0),
-        ("the points coincide", np.ptp(rows[:, 5:].reshape(-1, 3, 2), axis=1).max(axis=1) < 1),
-    ):
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(f"{where}.frames[{row}], {rows[row, 0]:g} s: {problem}")
-    rows = rows[
-        (rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)
-    ]
-    if not len(rows):
+    times_s = rows[:, 0]
+    points = rows[:, 5:].reshape(-1, 3, 2)
+    problems = {
+        "the box is not left, top, right, bottom": (rows[:, 3:5] < rows[:, 1:3]).any(axis=1),
+        "the time is not after that of the row before": np.diff(times_s, prepend=-np.inf) <= 0,
+        "the points coincide": np.ptp(points, axis=1).max(axis=1) < 1,
+    }
+    for problem, is_wrong in problems.items():
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise ValueError(f"{where}.frames[{row}], {times_s[row]:g} s: {problem}")
+    is_inside = (times_s >= span.from_s - _NEAR_TIME_S) & (times_s <= span.to_s + _NEAR_TIME_S)
+    if not is_inside.any():
         raise ValueError(f"{where}: has no frame between from_s and to_s")
-    return rows
+    return rows[is_inside]
