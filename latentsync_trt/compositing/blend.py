@@ -143,9 +143,9 @@ class FaceBlender:
         if before is not None:
             passed_s = float(time_s - before.time_s)
             kept = 0.5 ** (passed_s / _OUTLINE_HALF_LIFE_S)
-            source_outline = _running_mean(before.source_outline, source_outline, kept)
-            painted_outline = _running_mean(before.painted_outline, painted_outline, kept)
-            color = _running_mean(before.color, color, 0.5 ** (passed_s / _COLOR_HALF_LIFE_S))
+            source_outline = _mean_over_track(before.source_outline, source_outline, kept)
+            painted_outline = _mean_over_track(before.painted_outline, painted_outline, kept)
+            color = _mean_over_track(before.color, color, 0.5 ** (passed_s / _COLOR_HALF_LIFE_S))
         self._tracks[track_id] = _RunningMeans(time_s, source_outline, painted_outline, color)
         outlines = self._to_paste(source_outline, painted_outline, inspected.to_frame)
         return Blend(outlines, inspected.limits, color)
@@ -166,7 +166,7 @@ def _oval(mesh: Float32Array | None) -> Float32Array | None:
     return None if mesh is None else mesh[OVAL]
 
 
-def _running_mean(
+def _mean_over_track(
     old: Float32Array | None, new: Float32Array | None, kept: float
 ) -> Float32Array | None:
     if old is None:

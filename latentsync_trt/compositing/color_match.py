@@ -59,9 +59,11 @@ def match_color(
     source_skin = _shrunk(view.source).reshape(-1, 3)[ring].astype(np.float32)
     painted_skin = _shrunk(view.painted).reshape(-1, 3)[ring].astype(np.float32)
     same = _most_alike(source_skin - painted_skin)
-    source_skin = source_skin[same]
-    painted_skin = painted_skin[same]
+    return _affine_match(source_skin[same], painted_skin[same])
 
+
+def _affine_match(source_skin: Float32Array, painted_skin: Float32Array) -> Float32Array:
+    """Returns what brings mean and contrast of pixels `(n, 3)` closest to those of the source's."""
     source_mean = source_skin.mean(axis=0)
     painted_mean = painted_skin.mean(axis=0)
     deviations = np.hstack([source_skin - source_mean, painted_skin - painted_mean])

@@ -80,10 +80,9 @@ def _outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
 
     # A horizontal line through a point that is inside crosses an odd number of edges on one side.
     is_above = from_corners.imag > 0
-    spans_line = is_above[:, 1:] != is_above[:, :-1]
-    is_on_side = (products.imag > 0) == (edges.imag > 0)
-    is_inside = np.logical_xor.reduce(spans_line & is_on_side, axis=1)
-    return np.where(is_inside, -distances, distances)
+    is_crossed = is_above[:, 1:] != is_above[:, :-1]
+    is_crossed &= (products.imag > 0) == (edges.imag > 0)
+    return np.where(np.logical_xor.reduce(is_crossed, axis=1), -distances, distances)
 
 
 def filled(outlines: Sequence[Float32Array], size_px: tuple[int, int]) -> Float32Array:

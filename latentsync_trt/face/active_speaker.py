@@ -18,16 +18,14 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.geometry import POINTS
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true, within
 
-IntArray = NDArray[np.int64]
-
 _LEAST_TURN_S = 0.4
 """No one speaks for less, and a shorter pause does not divide what somebody says."""
 
-_TOLERANCE_S = 0.01
+_SAME_FRAME_S = 0.01
 
 _LEFT_CORNER = 61
 _RIGHT_CORNER = 291
-_UPPER_LIP = 0
+_UPPER_LIP_MIDDLE = 0
 _CHIN = 152
 """FaceMesh's points that move in speech."""
 _LEFT_EYE = [33, 133]
@@ -123,7 +121,7 @@ def mouth_of(landmarks: Float32Array | None) -> tuple[float, ...]:
     left_eye = middle(_LEFT_EYE)
     right_eye = middle(_RIGHT_EYE)
     axes = np.column_stack([right_eye - left_eye, middle(_BELOW_FOREHEAD) - middle(_FOREHEAD)])
-    moving = landmarks[[_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP, _CHIN]]
+    moving = landmarks[[_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP_MIDDLE, _CHIN]]
     across, down = np.linalg.solve(axes, (moving - (left_eye + right_eye) / 2).T)
     return *across[:2].tolist(), *down[2:].tolist()
 
@@ -139,7 +137,7 @@ def active_speakers(
     end_s = max((float(mouth.times_s[-1]) for mouth in mouths), default=0.0) + 1 / MODEL_FPS
     turns = []
     for start_s, stop_s in pairwise((*shots_s, end_s)):
-        inside = [mouth for mouth in mouths if start_s <= mouth.times_s[0] + _TOLERANCE_S < stop_s]
+        inside = [mouth for mouth in mouths if start_s <= mouth.times_s[0] + _SAME_FRAME_S < stop_s]
         frames = np.arange(round(start_s * MODEL_FPS), round(stop_s * MODEL_FPS))
         if inside and frames.size:
             turns += _turns_in_shot(inside, frames, voice)
@@ -147,7 +145,9 @@ def active_speakers(
     return tuple(turns)
 
 
-def _turns_in_shot(mouths: Sequence[Mouth], frames: IntArray, voice: Voice | None) -> list[Turn]:
+def _turns_in_shot(
+    mouths: Sequence[Mouth], frames: NDArray[np.int64], voice: Voice | None
+) -> list[Turn]:
     people = [None, *sorted({mouth.person for mouth in mouths})]
     evidence = _evidence_of_people(people, mouths, frames / MODEL_FPS, voice)
     if voice is None:
@@ -178,8 +178,8 @@ def _evidence_of_people(
     evidence = np.full((len(times_s), len(people)), -_MOST_AGAINST)
     evidence[:, 0] = 0
     for mouth in mouths:
-        first_s = mouth.times_s[0] - _TOLERANCE_S
-        last_s = mouth.times_s[-1] + _TOLERANCE_S
+        first_s = mouth.times_s[0] - _SAME_FRAME_S
+        last_s = mouth.times_s[-1] + _SAME_FRAME_S
         seen = slice(*np.searchsorted(times_s, (first_s, last_s)))
         evidence[seen, people.index(mouth.person)] = _evidence(mouth, times_s[seen], voice)
     return evidence
@@ -225,28 +225,28 @@ def _correlation_with_sound(
     """Returns how far a mouth opens with the sound, around each time: -1 to 1."""
     levels_s = np.arange(len(voice.levels_db)) / MODEL_FPS
     levels_db = np.interp(times_s + 1 / MODEL_FPS, levels_s, voice.levels_db)
-    sound = _fast(_running_mean(np.maximum(levels_db, _FAINT_DB), 3), _SOUND_FRAMES)
+    sound = _fast(_smoothed(np.maximum(levels_db, _FAINT_DB), 3), _SOUND_FRAMES)
     opening = _fast(opening, _SOUND_FRAMES)
     powers = _power(sound, _CORRELATION_FRAMES) * _power(opening, _CORRELATION_FRAMES)
     size = np.sqrt(np.maximum(powers, _TINY))
-    return _running_mean(sound * opening, _CORRELATION_FRAMES) / size
+    return _smoothed(sound * opening, _CORRELATION_FRAMES) / size
 
 
-def _running_mean(curve: Float64Array, frames: int) -> Float64Array:
+def _smoothed(curve: Float64Array, frames: int) -> Float64Array:
     padded = np.pad(curve, frames // 2, mode="edge")
     return np.convolve(padded, np.full(frames, 1 / frames), "valid")
 
 
 def _fast(curve: Float64Array, frames: int) -> Float64Array:
     """Returns a curve without its slow changes."""
-    return curve - _running_mean(curve, frames)
+    return curve - _smoothed(curve, frames)
 
 
 def _power(curve: Float64Array, frames: int) -> Float64Array:
-    return _running_mean(np.square(curve), frames)
+    return _smoothed(np.square(curve), frames)
 
 
-def _likeliest(evidence: Float64Array) -> IntArray:
+def _likeliest(evidence: Float64Array) -> NDArray[np.int64]:
     """Returns the state of each moment, `(n, states)` → `(n,)`, so that evidence less the costs of
     changes is the most.
     """

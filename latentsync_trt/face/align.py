@@ -105,14 +105,18 @@ def align(
         bias = residual
     else:
         bias = (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
-    # The rotation, without reflection, that brings the face closest to the pose.
-    pairs = zip(pose.points, face.points, strict=True)
-    angle = phase(sum(in_pose * in_face.conjugate() for in_pose, in_face in pairs))
-    linear = rect(pose.spread / face.spread, angle)
+    linear = _rotation_and_scale(face, pose)
     shift = pose.center - linear * face.center + bias
     x_row = [linear.real, -linear.imag, shift.real]
     y_row = [linear.imag, linear.real, shift.imag]
     return np.array([x_row, y_row]), bias
+
+
+def _rotation_and_scale(face: _Shape, pose: _Shape) -> complex:
+    """Returns the factor, without reflection, that brings a face closest to a pose."""
+    pairs = zip(pose.points, face.points, strict=True)
+    angle = phase(sum(in_pose * in_face.conjugate() for in_pose, in_face in pairs))
+    return rect(pose.spread / face.spread, angle)
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:

@@ -134,7 +134,7 @@ class Region:
         matrix[:, 2] -= columns.start, rows.start
         shrink = int(self.side_px // MESH_SIDE_PX)
         if 2 <= shrink <= min(part.shape[:2]):
-            part = _shrunk(part, shrink)
+            part = _block_means(part, shrink)
             matrix[:, :2] /= shrink
             matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
         side_px = (MESH_SIDE_PX, MESH_SIDE_PX)
@@ -162,7 +162,7 @@ class Region:
         return mesh.reshape(POINTS, 3)
 
 
-def _shrunk(picture: Picture, times: int) -> UInt8Array:
+def _block_means(picture: Picture, times: int) -> UInt8Array:
     """Returns the means of squares of pixels, as bilinear warping would skip pixels."""
     height = picture.shape[0] // times
     width = picture.shape[1] // times

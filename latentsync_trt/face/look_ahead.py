@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from latentsync_trt.face.geometry import between, overlap
-from latentsync_trt.face.tracker import LOST_TRACK_S, FaceTracker, FrameFaces, TrackedDetection
+from latentsync_trt.face.open_track import LOST_TRACK_S
+from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.types import Frame, Picture
 
 _COVERED_IOU = 0.1

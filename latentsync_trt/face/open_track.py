@@ -13,6 +13,8 @@ from latentsync_trt.face.identity import LOOK_REACH, Person, SteadyLook
 from latentsync_trt.face.search import FARTHEST_MOVE
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture
 
+LOST_TRACK_S = Fraction(1, 2)
+"""How long a lost face can continue its track."""
 _MOTION = 0.5
 """Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh
 runs more often.
@@ -75,6 +77,38 @@ class Shot:
     scenes: SceneHistory = field(default_factory=SceneHistory)
     people: set[Person] = field(default_factory=set)
     """Those who are decided."""
+
+    def faces(self) -> list[Face]:
+        """Returns the last detections of all tracks."""
+        return [track.face for track in self.tracks]
+
+    def drop_lost(self, time_s: Fraction) -> None:
+        """Ends tracks that were lost too long ago."""
+        for track in self.tracks[:]:
+            if track.lost_s is not None and time_s - track.lost_s > LOST_TRACK_S:
+                self.tracks.remove(track)
+
+    def mark_lost(self, kept: Sequence[OpenTrack], time_s: Fraction) -> None:
+        """Marks those as lost that are not among the tracks `kept` in a frame."""
+        for track in self.tracks:
+            if track not in kept and track.lost_s is None:
+                track.before = None
+                track.lost_s = time_s
+
+    def give(self, track: OpenTrack, person: Person) -> None:
+        """Ends other tracks of a person whose track this one is now."""
+        track.person = person
+        self.tracks = [
+            other for other in self.tracks if other is track or other.person is not person
+        ]
+
+    def has_dissolved(self, view: View, time_s: Fraction, track: OpenTrack, face: Face) -> bool:
+        """Whether a face has changed into another one little by little, as the picture has, in a
+        dissolve.
+        """
+        if not track.is_decided or not self.scenes.is_dissolved(view.scene, time_s):
+            return False
+        return not track.person.is_likely(face, view.look(face))
 
     def lost_track(self, view: View, face: Face, kept: Sequence[OpenTrack]) -> OpenTrack | None:
         """Returns the lost track that a face most likely continues."""

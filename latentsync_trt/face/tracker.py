@@ -11,8 +11,6 @@ from latentsync_trt.face.open_track import OpenTrack, Shot, is_behind, is_whole,
 from latentsync_trt.face.search import CONTINUES_IOU, FaceSearch
 from latentsync_trt.types import Face, FaceDetector, Picture, UInt8Array, YuvPlanes
 
-LOST_TRACK_S = Fraction(1, 2)
-"""How long a lost face can continue its track."""
 _JUMP_IOU = 0.5
 """A face that overlaps its place in the frame before less moves fast."""
 _DECIDED_S = Fraction(1, 10)
@@ -52,7 +50,7 @@ class FrameFaces:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _TrackPlace:
     """Where the face of a track was in the frame before."""
 
     track: OpenTrack
@@ -69,7 +67,7 @@ class _Step:
     time_s: Fraction
     is_elsewhere: bool
     """Whether its scene is another one, as far as the picture tells."""
-    places: list[_Place]
+    places: list[_TrackPlace]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,24 +131,21 @@ class FaceTracker:
         view = step.view
         detected = None
         if not self._search.follows:
-            detected = self._search.faces(view, time_s, (), self._tracked())
+            detected = self._search.faces(view, time_s, (), self._shot.faces())
         kept, changes = self._continued(step, detected)
         is_cut = step.is_elsewhere and "scene" in changes
         if is_cut:  # a face that is like one before and at its place is a coincidence
-            self._begin_shot()
+            self._shot = Shot(self._shot.number + 1)
             kept = []
         newcomers = self._newcomers(step, kept, detected, has_changed=bool(changes))
-        if not is_cut and not kept and self._is_other_shot(step, newcomers, changes):
-            self._begin_shot()
+        if not is_cut and not kept and _is_other_shot(self._shot, step, newcomers, changes):
+            self._shot = Shot(self._shot.number + 1)
         for newcomer in newcomers:
             self._admit(view, newcomer, kept)
         for track in kept:
             self._learn(step, track, [other for other in kept if other is not track])
             track.add_shape(track.recent[-1].shape)
-        for track in self._shot.tracks:
-            if track not in kept and track.lost_s is None:
-                track.before = None
-                track.lost_s = time_s
+        self._shot.mark_lost(kept, time_s)
         self._shot.scenes.add(view.scene, time_s)
         self._last_view = view
         kept.sort(key=lambda track: track.track_id)
@@ -170,22 +165,13 @@ class FaceTracker:
         return self._people[person].is_likely(face, look_of(picture, face))
 
     def _begin_step(self, view: View, time_s: Fraction) -> _Step:
-        tracks = self._shot.tracks
-        tracks[:] = [
-            track
-            for track in tracks
-            if track.lost_s is None or time_s - track.lost_s <= LOST_TRACK_S
+        self._shot.drop_lost(time_s)
+        places = [
+            _TrackPlace(track, track.face) for track in self._shot.tracks if track.lost_s is None
         ]
-        places = [_Place(track, track.face) for track in tracks if track.lost_s is None]
         before = self._last_view
         elsewhere = before is None or is_elsewhere(before.scene, view.scene)
         return _Step(view, before, time_s, elsewhere, places)
-
-    def _begin_shot(self) -> None:
-        self._shot = Shot(self._shot.number + 1)
-
-    def _tracked(self) -> list[Face]:
-        return [track.face for track in self._shot.tracks]
 
     def _continued(
         self, step: _Step, detected: Sequence[Face] | None
@@ -197,7 +183,7 @@ class FaceTracker:
         kept: list[OpenTrack] = []
         changes = set[Change]()
         if detected is None:
-            matches = self._followed(step)
+            matches = _followed(self._search, step)
         else:
             matches = _matched(step.places, detected)
         for track, face in matches:
@@ -207,7 +193,11 @@ class FaceTracker:
                 # Points of a face that is partly outside say nothing.
                 track.recent.clear()
             change = change_of(track.recent, around) if track.recent else "none"
-            if change == "none" and whole and self._has_dissolved(step, track, face):
+            if (
+                change == "none"
+                and whole
+                and self._shot.has_dissolved(view, step.time_s, track, face)
+            ):
                 change = "scene"
             track.recent.append(around)
             if change == "none":
@@ -222,25 +212,6 @@ class FaceTracker:
                 kept.remove(track)
                 track.face = track.before or track.face
         return kept, changes
-
-    def _followed(self, step: _Step) -> list[tuple[OpenTrack, Face]]:
-        """Returns tracks with the faces that are near their places."""
-        matches = []
-        for place in step.places:
-            track = place.track
-            face = self.near(step.view.picture, track.predicted(), track.face)
-            if face is not None:
-                matches.append((track, face))
-        return matches
-
-    def _has_dissolved(self, step: _Step, track: OpenTrack, face: Face) -> bool:
-        """Whether the face has changed into another one little by little, as the picture has, in a
-        dissolve.
-        """
-        view = step.view
-        if not track.is_decided or not self._shot.scenes.is_dissolved(view.scene, step.time_s):
-            return False
-        return not track.person.is_likely(face, view.look(face))
 
     def _newcomers(
         self,
@@ -258,7 +229,7 @@ class FaceTracker:
             is_lost = not kept or has_changed or len(self._shot.tracks) > len(kept)
             if not is_lost and not self._search.is_due(step.time_s):
                 return []
-            detected = self._search.faces(step.view, step.time_s, followed, self._tracked())
+            detected = self._search.faces(step.view, step.time_s, followed, self._shot.faces())
         others = [face for face in detected if all(face is not other for other in followed)]
         return [self._traced(step, face) for face in others]
 
@@ -280,21 +251,6 @@ class FaceTracker:
                 return _Newcomer(face, earlier, track)
             return _Newcomer(face)
         return _Newcomer(face, earlier, beside={place.track.person for place in step.places})
-
-    def _is_other_shot(
-        self, step: _Step, newcomers: Sequence[_Newcomer], changes: set[Change]
-    ) -> bool:
-        """Whether a frame in which no track goes on shows another scene, or other faces than
-        before, which were not seen in the frame before.
-        """
-        if any(newcomer.earlier for newcomer in newcomers):
-            return False
-        if step.is_elsewhere:
-            return True
-        if not step.places or not (newcomers or "scene" in changes):
-            return False
-        lost = [self._shot.lost_track(step.view, newcomer.face, ()) for newcomer in newcomers]
-        return "scene" in changes or not any(lost)
 
     def _admit(self, view: View, newcomer: _Newcomer, kept: list[OpenTrack]) -> None:
         """Adds the track that a new face continues, or a new one, to those `kept`."""
@@ -328,14 +284,8 @@ class FaceTracker:
             person = self._people.add(face)
         track = OpenTrack(self._next_id, person, face, beside)
         self._next_id += 1
-        self._give(track, person)
+        self._shot.give(track, person)
         return track
-
-    def _give(self, track: OpenTrack, person: Person) -> None:
-        """Ends other tracks of a person whose track this one is now."""
-        track.person = person
-        tracks = self._shot.tracks
-        tracks[:] = [other for other in tracks if other is track or other.person is not person]
 
     def _learn(self, step: _Step, track: OpenTrack, others: Sequence[OpenTrack]) -> None:
         """Decides whose face it is, and remembers how it looks, if all of it is seen and looks as
@@ -356,14 +306,27 @@ class FaceTracker:
             _LEARNED_S if track.is_decided else _DECIDED_S
         )
         if is_certain and not track.is_decided:
-            self._give(track, self._people.decide(track.person, face, look, track.beside))
+            self._shot.give(track, self._people.decide(track.person, face, look, track.beside))
             track.is_decided = True
         if is_certain or was_searched:
             is_best = fully_seen or not track.person.is_certain
             track.person.learn(face, view.look(face) if is_best else None, is_certain=is_certain)
 
 
-def _matched(places: Sequence[_Place], detected: Sequence[Face]) -> list[tuple[OpenTrack, Face]]:
+def _followed(search: FaceSearch, step: _Step) -> list[tuple[OpenTrack, Face]]:
+    """Returns tracks with the faces that are near their places."""
+    matches = []
+    for place in step.places:
+        track = place.track
+        face = search.near(step.view.picture, track.predicted(), track.face)
+        if face is not None:
+            matches.append((track, face))
+    return matches
+
+
+def _matched(
+    places: Sequence[_TrackPlace], detected: Sequence[Face]
+) -> list[tuple[OpenTrack, Face]]:
     """Returns tracks with the detections that overlap their places most."""
     pairs = []
     for place_index, place in enumerate(places):
@@ -378,7 +341,23 @@ def _matched(places: Sequence[_Place], detected: Sequence[Face]) -> list[tuple[O
     return [(places[place].track, detected[face]) for place, face in matched.items()]
 
 
-def _moves_on(place: _Place, face: Face) -> bool:
+def _is_other_shot(
+    shot: Shot, step: _Step, newcomers: Sequence[_Newcomer], changes: set[Change]
+) -> bool:
+    """Whether a frame in which no track of a shot goes on shows another scene, or other faces than
+    before, which were not seen in the frame before.
+    """
+    if any(newcomer.earlier for newcomer in newcomers):
+        return False
+    if step.is_elsewhere:
+        return True
+    if not step.places or not (newcomers or "scene" in changes):
+        return False
+    lost = [shot.lost_track(step.view, newcomer.face, ()) for newcomer in newcomers]
+    return "scene" in changes or not any(lost)
+
+
+def _moves_on(place: _TrackPlace, face: Face) -> bool:
     """Whether a face is where its track went."""
     before = place.track.before
     return before is not None and overlap(face, [between(before, place.face, 2)]) > _JUMP_IOU

@@ -8,7 +8,8 @@ from math import ceil
 from latentsync_trt.compositing.fading import FADE_HELD_S
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import LARGEST, named_speakers
-from latentsync_trt.face.tracker import LOST_TRACK_S, FaceTracker
+from latentsync_trt.face.open_track import LOST_TRACK_S
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
