@@ -7,18 +7,15 @@ onnxruntime.
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from latentsync_trt.audio.encoder import AudioFeatures, encode_audio, segment_plan
-from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.audio.encoder import AudioFeatures
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle, manifest_sha256, resolution_of
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
-from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.sync.inputs import Helpers, Inputs, check_inputs, path_argument
-from latentsync_trt.sync.speech import speech_in
+from latentsync_trt.sync.speech import encode_recording
 from latentsync_trt.types import Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
@@ -142,13 +139,7 @@ class LipSync:
                 return model.audio_encoder(mel)
 
         with self._slot.entered("encode_audio"):
-            plan = segment_plan(segments, lambda: speech_in(recording).spans_s)
-            return encode_audio(
-                partial(read_audio_blocks, recording),
-                encode_mel,
-                filters_of(self._slot.bundle),
-                plan,
-            )
+            return encode_recording(recording, segments, encode_mel, self._slot.bundle)
 
     def sync(
         self,

@@ -34,17 +34,15 @@ def sync_clip(run: RunContext) -> SyncReport:
         windows = gathered_windows(run, timeline, stages, quality, writer.paint_from)
         stack.enter_context(closing(windows))
         model = _open_networks(run)
-        window_frames = run.bundle.manifest.frames
-        pace = Pace(perf_counter(), writer.paint_from, timeline.frames, window_frames)
+        frames = run.slot.bundle.manifest.frames
+        pace = Pace(perf_counter(), writer.paint_from, timeline.frames, frames)
         inpainter = make_inpainter(model, run.inputs.options, run.inputs.helpers.noise)
         painter = Painter(inpainter, speech.windows, writer.paint_from, run.clock, stages.check)
-        in_turn = model.memory_plan.mode == "one network at a time"
-        jobs = paint_frames(windows, painter, stages, window_frames, in_turn=in_turn)
+        jobs = paint_frames(windows, painter, stages, model)
         stack.enter_context(writer)
         composed = composed_frames(run, quality, jobs, stages)
         stack.enter_context(closing(composed))
-        expected = timeline.playback.expected_frames(run.inputs.info)
-        faces = write_frames(run, writer, composed, expected, stages.leave, pace)
+        faces = write_frames(run, writer, composed, timeline, stages.leave, pace)
     run.add_notices(writer.notices)
     return report_of(run, writer.end_s, faces, pace, quality)
 

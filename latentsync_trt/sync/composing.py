@@ -20,7 +20,7 @@ from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
 from latentsync_trt.types import AlignedFace, Enhancer, Float32Array, Frame, Patch, UInt16Array
 
 T = TypeVar("T")
-R = TypeVar("R")
+Changed = TypeVar("Changed")
 
 _STATELESS_THREADS = 2
 """Threads of a stage without state between frames. One thread would wait for Python's lock half of
@@ -110,11 +110,11 @@ class Composer:
         return prefetch(pasted, measure, name="measure", on_wait=on_wait)
 
     def _of_each_face(
-        self, name: str, change: Callable[[Frame, T], R]
-    ) -> Callable[[Item[T]], Item[R]]:
+        self, name: str, change: Callable[[Frame, T], Changed]
+    ) -> Callable[[Item[T]], Item[Changed]]:
         """Returns a stage that changes each face of a frame."""
 
-        def changed(item: Item[T]) -> Item[R]:
+        def changed(item: Item[T]) -> Item[Changed]:
             job, faces = item
             with self.clock.measure(name, int(bool(faces))):
                 return job, tuple(change(job.frame, face) for face in faces)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError, Notices
-from latentsync_trt.face.active_speaker import Turn
+from latentsync_trt.face.active_speaker import IntArray, Turn
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.faces import analyze
@@ -25,8 +24,6 @@ from latentsync_trt.types import BoolArray, Float64Array, runs_of_true, within
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
     from latentsync_trt.face.detector import MediaPipeDetector
-
-IntArray = NDArray[np.int64]
 
 _FARTHEST_S = 0.6
 """A dub is spoken at most so much earlier or later than the source."""
@@ -142,7 +139,7 @@ def dubbed_turns(
         _begin_in_pauses(owners[start:end], shots[start:end])
     turns = dict[int, SpeakerTurns]()
     for person in sorted(set(owners.tolist()) - {_NOBODY}):
-        painted = _with_margins(owners == person, ~spoken, shots)
+        painted = _with_silence_around(owners == person, ~spoken, shots)
         spans = runs_of_true(painted)
         turns[person] = SpeakerTurns(
             tuple((Fraction(start, MODEL_FPS), Fraction(end, MODEL_FPS)) for start, end in spans)
@@ -152,7 +149,10 @@ def dubbed_turns(
 
 
 def _owners(
-    speaks: Sequence[Turn], shots_s: Sequence[float], shown_s: Float64Array, shots: IntArray
+    speaks: Sequence[Turn],
+    shots_s: Sequence[float],
+    shown_s: Float64Array,
+    shots: IntArray,
 ) -> IntArray:
     """Returns who would speak at each of `shown_s (n,)` of the source, in `shots (n,)`, by
     number.
@@ -195,7 +195,7 @@ def _begin_in_pauses(owners: IntArray, shots: IntArray) -> None:
             owners[change:] = owners[change - 1]
 
 
-def _with_margins(painted: BoolArray, silent: BoolArray, shots: IntArray) -> BoolArray:
+def _with_silence_around(painted: BoolArray, silent: BoolArray, shots: IntArray) -> BoolArray:
     """Returns the frames in which a person is painted, `(n,)`, with those of silence around, in the
     same shot.
     """

@@ -1,13 +1,14 @@
-"""Two stages: find the faces in every frame, then crop them; and the look through a whole clip for
-its faces.
+"""Two stages: find the faces in every frame, then cut them out; and the search through a whole clip
+for its faces.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -34,51 +35,58 @@ from latentsync_trt.types import (
     ProgressCallback,
     UInt8Array,
     UInt16Array,
+    VideoInfo,
     YuvPlanes,
 )
 
 _OVERVIEW_PX = 768
-"""Longer side, or more, of the picture in which large faces are searched: the network averages
-it.
-"""
+"""The least length of the longer side of the picture in which large faces are searched: the network
+averages it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """A face that follows a voice, in one frame; without the frame, which would stay in memory as
     long as its window.
-
-    `index`, `time_s`: of the frame. `track_id`: unique for an unbroken run of one face in one shot;
-    windows never span two. `person`: identity through the clip, the number shown by `latentsync-trt
-    faces`. `speaker`: index of its voice. `tracked`: box and landmarks in pixels of the stored
-    frame. `matrix (2, 3)`: frame pixels → crop pixels. `face`: as `cut_out` adds it.
     """
 
     index: int
+    """The index of the frame."""
     time_s: Fraction
+    """The time of the frame."""
     track_id: int
+    """Unique for an unbroken run of one face in one shot; windows never span two."""
     person: int
+    """Identity through the clip, the number that `latentsync-trt faces` shows."""
     speaker: int
+    """The index of its voice."""
     tracked: Face
+    """Box and landmarks in pixels of the stored frame."""
     matrix: Float64Array
+    """Frame pixels → crop pixels, `(2, 3)`."""
     face: AlignedFace | None = None
+    """The face, as `cut_out` adds it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameJob:
-    """A frame on its way through the stages; it leaves unchanged where it has no targets.
-
-    `seen`: all faces in it; None where none was searched. `has_face`: one was chosen, whether it
-    speaks or not. `painted`: the new face of each target, uint16 `(H, W, 3)`, 257 × level; none
-    where an earlier run has written them. `painting`: how far painting was then.
-    """
+    """A frame on its way through the stages; it leaves unchanged where it has no targets."""
 
     frame: Frame
     targets: tuple[Target, ...] = ()
     seen: FrameFaces | None = None
+    """All faces in the frame; None where none was searched."""
     has_face: bool = False
+    """Whether a face was chosen, which may speak or not."""
     painted: tuple[UInt16Array, ...] = ()
+    """The new face of each target, `(H, W, 3)`, 257 × level; none where an earlier run has written
+    them."""
     painting: PaintingProgress | None = None
+    """How far painting was when these were painted."""
+
+
+SeenFrame = tuple[Frame, FrameFaces | None]
+"""A frame and all faces in it; None where none was searched."""
 
 
 class FaceFinder:
@@ -86,7 +94,8 @@ class FaceFinder:
     bridge gaps.
 
     Args:
-        faces: what searches for them; or where they are. resolution_px: side of an aligned face.
+        faces: what searches for faces; or where they are.
+        resolution_px: side of an aligned face.
         choice: whose face; or the speaker of each person, by their numbers in `faces`: else raises
             `InputError`.
         wanted: whether faces are painted at this time of the output; at others, none is searched.
@@ -115,60 +124,65 @@ class FaceFinder:
         self._places: list[tuple[slice, slice]] = []
 
     def convert_expected_faces(self, frame: Frame) -> Frame:
-        """The same frame, with RGB where faces were seen last: for another thread, as `find` waits
-        for nothing else.
+        """Returns the same frame, with RGB where faces were seen last: for another thread, as
+        `find` waits for nothing else.
         """
         with self._clock.measure("decode"):
-            for place in self._places if self._wanted(frame.time_s) else ():
-                frame.picture[place]
+            if self._wanted(frame.time_s):
+                for place in self._places:
+                    _ = frame.picture[place]  # converts this part
         return frame
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
-        """A job for every frame, in order."""
-        source_s = longest_step_s = Fraction(0)
+        """Yields a job for every frame, in order."""
+        source_s = Fraction(0)
+        longest_step_s = Fraction(0)
         jumps = 0
         for frame, seen in self.see(frames):
             # Played backwards, a source takes the steps that it took forwards; a longer one starts
             # from its beginning.
             step_s = frame.source_s - source_s
-            jumps += -step_s > longest_step_s
+            if -step_s > longest_step_s:
+                jumps += 1
             longest_step_s = max(longest_step_s, step_s)
             source_s = frame.source_s
+            job = FrameJob(frame)
             with self._clock.measure("face"):
-                job = FrameJob(frame) if seen is None else self._job(frame, seen, jumps)
+                if seen is not None:
+                    job = self._job(frame, seen, jumps)
             yield job
 
-    def see(
-        self, frames: Generator[Frame, None, None]
-    ) -> Generator[tuple[Frame, FrameFaces | None], None, None]:
-        """Every frame in order with all faces in it; None where they are not wanted."""
+    def see(self, frames: Generator[Frame, None, None]) -> Generator[SeenFrame, None, None]:
+        """Yields every frame in order with all faces in it; None where they are not wanted."""
         with closing(frames):
             if isinstance(self._faces, Tracks):
                 for frame in frames:
-                    yield (
-                        frame,
-                        self._faces.at(frame.source_s) if self._wanted(frame.time_s) else None,
-                    )
-                return
-            tracker = self._faces
-            ahead = LookAhead(tracker)
-            for frame in frames:
-                with self._clock.measure("face", frames=0):
-                    if self._wanted(frame.time_s):
-                        shown = square(frame.picture, self._pixel_aspect)
-                        overview = partial(_overview, frame, self._pixel_aspect)
-                        seen = tracker.update(shown, frame.time_s, frame.planes, overview)
-                        if shown is frame.picture:
-                            self._places = [Region.around(one.face).place() for one in seen.faces]
-                        ready: list[tuple[Frame, FrameFaces | None]] = [
-                            *ahead.push(frame, shown, seen)
-                        ]
-                        forget_on_disk(frame)
-                    else:
-                        tracker.restart()
-                        ready = [*ahead.finish(), (frame, None)]
-                yield from ready
-            yield from ahead.finish()
+                    wanted = self._wanted(frame.time_s)
+                    yield frame, self._faces.at(frame.source_s) if wanted else None
+            else:
+                yield from self._search(self._faces, frames)
+
+    def _search(
+        self, tracker: FaceTracker, frames: Iterable[Frame]
+    ) -> Generator[SeenFrame, None, None]:
+        ahead = LookAhead(tracker)
+        for frame in frames:
+            ready: list[SeenFrame] = []
+            with self._clock.measure("face", frames=0):
+                if self._wanted(frame.time_s):
+                    picture = square(frame.picture, self._pixel_aspect)
+                    overview = partial(_overview, frame, self._pixel_aspect)
+                    seen = tracker.update(picture, frame.time_s, frame.planes, overview)
+                    if picture is frame.picture:
+                        self._places = [Region.around(each.face).place() for each in seen.faces]
+                    ready += ahead.push(frame, picture, seen)
+                    forget_on_disk(frame)
+                else:
+                    tracker.restart()
+                    ready += ahead.finish()
+                    ready.append((frame, None))
+            yield from ready
+        yield from ahead.finish()
 
     def _job(self, frame: Frame, seen: FrameFaces, jumps: int) -> FrameJob:
         chosen = self._chooser.choose(seen, frame.time_s)
@@ -185,9 +199,8 @@ class FaceFinder:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face = transformed_face(face, inverse(to_square))
                 matrix = composed(to_square, matrix)
-            targets.append(
-                Target(frame.index, frame.time_s, place.run, one.person, speaker, face, matrix)
-            )
+            target = Target(frame.index, frame.time_s, place.run, one.person, speaker, face, matrix)
+            targets.append(target)
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(
@@ -195,25 +208,25 @@ class FaceFinder:
         jobs: Generator[FrameJob, None, None],
         speaks: Callable[[int, Fraction], bool] = lambda *_: True,
     ) -> Generator[FrameJob, None, None]:
-        """Every job in order, with the aligned faces of those who speak: whether a speaker does, by
-        number and time.
+        """Yields every job in order, with the aligned faces of those who speak.
+
+        Args:
+            speaks: whether a speaker, by number, does at a time of the output.
         """
         with closing(jobs):
             for job in jobs:
                 frame = job.frame
-                targets = [each for each in job.targets if speaks(each.speaker, frame.time_s)]
-                with self._clock.measure("align", frames=int(bool(targets))):
-                    faces = [
-                        crop(frame.picture, each.matrix, self._resolution_px) for each in targets
-                    ]
-                targets = [
-                    replace(each, face=face) for each, face in zip(targets, faces, strict=True)
-                ]
+                speaking = [each for each in job.targets if speaks(each.speaker, frame.time_s)]
+                targets = []
+                with self._clock.measure("align", frames=int(bool(speaking))):
+                    for target in speaking:
+                        face = crop(frame.picture, target.matrix, self._resolution_px)
+                        targets.append(replace(target, face=face))
                 yield replace(job, targets=tuple(targets))
 
 
 def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
-    """All of the picture with square pixels; of a large one, every n-th pixel."""
+    """Returns all of the picture with square pixels; of a large one, every n-th pixel."""
     picture = frame.picture
     planes = frame.planes
     if planes is not None:
@@ -226,20 +239,13 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 def analyze(
     video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """The tracks of all faces of a clip, and a picture of each person; raises `NoFaceError` if
-    there is none.
+    """Returns the tracks of all faces of a clip, and a picture of each person; raises `NoFaceError`
+    if there is none.
     """
     info = probe(video)
     aspect = info.sample_aspect_ratio
-    rate = info.frames_per_s
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)
-    if rate is None or info.duration_s is None:
-        expected = 0
-    else:
-        expected = round(rate * info.duration_s)
-    pictures = groupby(read_frames(video), lambda frame: frame.source_s)
-    distinct = (next(repeated) for _, repeated in pictures)
-    frames = prefetch(distinct, finder.convert_expected_faces, name="decode")
+    frames = prefetch(_distinct_frames(video), finder.convert_expected_faces, name="decode")
     people = PeopleCollector()
     stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:
@@ -247,10 +253,20 @@ def analyze(
             stats.add(frame, seen, has_face=False)
             if seen is not None:
                 people.add(frame.source_s, seen, partial(square, frame.picture, aspect))
-            count = stats.frames
-            on_progress(
-                Progress("finding faces", count, max(expected, count) if expected else None)
-            )
+            on_progress(_search_progress(info, stats.frames))
     if people.is_empty:
         raise stats.no_face(video)
     return people.result(mark_of(video, info, stats.frames))
+
+
+def _distinct_frames(video: Path) -> Generator[Frame, None, None]:
+    """Yields every picture of a clip once, also those that are shown for long."""
+    for _, repeated in groupby(read_frames(video), attrgetter("source_s")):
+        yield next(repeated)
+
+
+def _search_progress(info: VideoInfo, count: int) -> Progress:
+    total = None
+    if info.frames_per_s is not None and info.duration_s is not None:
+        total = max(count, round(info.frames_per_s * info.duration_s))
+    return Progress("finding faces", count, total)

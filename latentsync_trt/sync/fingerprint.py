@@ -35,8 +35,8 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
     """
     manifest = (bundle / MANIFEST_NAME).read_bytes()
     return {
-        **_files(inputs),
-        "options": _options(inputs),
+        **_file_stamps(inputs),
+        "options": _option_words(inputs),
         **_helpers(inputs.helpers),
         "encoder": _encoder(inputs.encoder),
         "bundle": sha256(manifest).hexdigest()[:_DIGITS],
@@ -46,7 +46,7 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
     }
 
 
-def _files(inputs: Inputs) -> dict[str, str]:
+def _file_stamps(inputs: Inputs) -> dict[str, str]:
     options = inputs.options
     files = {"--video": inputs.video}
     recordings = [piece.path for piece in inputs.sound.recordings]
@@ -68,7 +68,7 @@ def _stamp(path: Path) -> str:
     return f"{path.name}, {status.st_size} bytes, {changed}"
 
 
-def _options(inputs: Inputs) -> str:
+def _option_words(inputs: Inputs) -> str:
     left_out: tuple[str, ...] = (*_NOT_IN_PICTURES, *_FILE_OPTIONS)
     if not inputs.options.turns:  # speakers are files then
         left_out += ("speaker",)

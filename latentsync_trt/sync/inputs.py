@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,35 +27,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Helpers:
-    """What may take the place of built-in parts of `LipSync.sync`.
-
-    `detector` finds faces; `enhancer` improves painted ones, instead of that of
-    `SyncOptions.enhancer`; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed.
-    """
+    """What may take the place of built-in parts of `LipSync.sync`."""
 
     detector: FaceDetector | None = None
+    """Finds faces."""
     enhancer: Enhancer | None = None
+    """Improves painted faces, instead of the one of `SyncOptions.enhancer`."""
     noise: Float32Array | None = None
+    """Replaces that of the seed, float32 `(1, 4, 1, h, w)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files and options of a run, all of which can be used, and the properties of the video.
-
-    `info.duration_s` includes the delay of the picture. `tracks`: of `--faces`. `page`: where to
-    write the report.
-    """
+    """The files and options of a run, all of which can be used, and the properties of the video."""
 
     options: SyncOptions
     helpers: Helpers
     video: Path
     output: Path
     info: VideoInfo
+    """`duration_s` includes the delay of the picture."""
     encoder: VideoEncoder
     sound: Sound
     tracks: "Tracks | None"
+    """What `--faces` names."""
     credentials: "Credentials | None"
+    """What `--c2pa` names."""
     page: Path | None
+    """Where to write the report."""
 
 
 def check_inputs(
@@ -67,87 +67,113 @@ def check_inputs(
     """Opens all inputs, decodes the first picture and the first sounds, and checks that `output`
     can be written.
 
-    `audio`: None where `options` name the recordings.
+    Args:
+        audio: None where `options` name the recordings.
 
     Raises:
         InputError: an argument is not a path, or `options` do not fit each other, the video or the
             output.
-        MediaError: an input cannot be read. OutputError: the output cannot be written.
+        MediaError: an input cannot be read.
+        OutputError: the output cannot be written.
     """
     source = path_argument(video, "video")
     target = path_argument(output, "output")
     recording = None if audio is None else path_argument(audio, "audio")
-    mixed = None if options.mix is None else path_argument(options.mix, "--mix")
-    for path in filter(None, (source, recording, mixed)):
-        check_file(path)
-    if recording is not None and not _shows(source) and _shows(recording):
-        raise InputError(
-            f"{source}: has no picture, but the audio {recording} has one; did you swap them?"
-        )
-    sound = sound_of(source, recording, mixed, options)
+    mix = None if options.mix is None else path_argument(options.mix, "--mix")
+    _check_sources(source, recording, mix)
+    sound = sound_of(source, recording, mix, options)
     # What an interrupted run was to replace, it has not replaced yet.
-    replaces = options.overwrite or (
-        options.resume and (work_folder_of(target) / KEPT_NAME).exists()
-    )
+    is_begun = options.resume and (work_folder_of(target) / KEPT_NAME).exists()
+    replaces = options.overwrite or is_begun
     check_output_path(target, source, *sound.files, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
-    lasts_s = None if info.duration_s is None else info.duration_s + sound.picture_delay_s
-    if lasts_s is not None:
-        for name, time_s, most_s in (
-            ("start", options.start, lasts_s),
-            ("end", options.end, lasts_s + HELD_S),
-        ):
-            if time_s is not None and not time_s < most_s:
-                lasts = f"{source} lasts {float(lasts_s):.2f} s; give a time in it"
-                raise InputError(f"--{name} {float(time_s):g}: {lasts}")
-    others = _others(source, info, target, options, replaces=replaces)
-    info = replace(info, duration_s=lasts_s)
-    return Inputs(options, helpers or Helpers(), source, target, info, encoder, sound, *others)
-
-
-def _others(
-    video: Path, info: VideoInfo, output: Path, options: SyncOptions, *, replaces: bool
-) -> "tuple[Tracks | None, Credentials | None, Path | None]":
-    """What the options that few runs have name: their modules load OpenCV and more."""
-    tracks = credentials = page = None
-    if options.faces is not None:
-        from latentsync_trt.face.track_file import mark_of, read_tracks
-
-        path = path_argument(options.faces, "--faces")
-        tracks = read_tracks(path)
-        tracks.check_clip(mark_of(video, info), path)
-        if options.face == "speaking" and tracks.turns is None and len(tracks.people) > 1:
-            raise InputError(
-                f"--face speaking: {path} does not say who "
-                "speaks; write it anew with latentsync-trt faces"
-            )
+    duration_s = info.duration_s
+    if duration_s is not None:
+        duration_s += sound.picture_delay_s
+        _check_time(source, "start", options.start, duration_s, duration_s)
+        _check_time(source, "end", options.end, duration_s, duration_s + HELD_S)
     if options.enhancer is not None:
         from latentsync_trt.compositing.enhancer import check_enhancer
 
         check_enhancer(options.enhancer)
-    if options.c2pa is not None:
-        from latentsync_trt.media.c2pa import read_credentials
+    return Inputs(
+        options,
+        helpers or Helpers(),
+        source,
+        target,
+        replace(info, duration_s=duration_s),
+        encoder,
+        sound,
+        tracks=_tracks(source, info, options),
+        credentials=_credentials(target, options),
+        page=_page(options, overwrite=replaces),
+    )
 
-        credentials = read_credentials(path_argument(options.c2pa, "--c2pa"), output)
-    if options.report is not None:
-        from latentsync_trt.measure.page import page_path
 
-        page = page_path(options.report, "--report", overwrite=replaces)
-    return tracks, credentials, page
+def _check_sources(video: Path, audio: Path | None, mix: Path | None) -> None:
+    for path in (video, audio, mix):
+        if path is not None:
+            check_file(path)
+    if audio is not None and not _has_picture(video) and _has_picture(audio):
+        raise InputError(
+            f"{video}: has no picture, but the audio {audio} has one; did you swap them?"
+        )
 
 
-def _shows(path: Path) -> bool:
-    """Whether a file has a picture that is no cover, as far as it can be read; what else is wrong
-    is told later.
+def _has_picture(path: Path) -> bool:
+    """Returns whether a file has a picture that is no cover, as far as it can be read; what else is
+    wrong is told later.
     """
     with suppress(MediaError), open_input(path) as container:
         return bool(video_stream(path, container))
     return False
 
 
+def _check_time(
+    video: Path, name: str, time_s: Fraction | None, lasts_s: Fraction, end_s: Fraction
+) -> None:
+    """Raises `InputError` for a time that is not before `end_s`."""
+    if time_s is not None and time_s >= end_s:
+        lasts = f"{video} lasts {float(lasts_s):.2f} s"
+        raise InputError(f"--{name} {float(time_s):g}: {lasts}; give a time in it")
+
+
+# Modules that few runs need, which load OpenCV and more, are imported by these functions.
+
+
+def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | None":
+    if options.faces is None:
+        return None
+    from latentsync_trt.face.track_file import mark_of, read_tracks
+
+    path = path_argument(options.faces, "--faces")
+    tracks = read_tracks(path)
+    tracks.check_clip(mark_of(video, info), path)
+    if options.face == "speaking" and tracks.turns is None and len(tracks.people) > 1:
+        problem = f"--face speaking: {path} does not say who speaks"
+        raise InputError(f"{problem}; write it anew with latentsync-trt faces")
+    return tracks
+
+
+def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
+    if options.c2pa is None:
+        return None
+    from latentsync_trt.media.c2pa import read_credentials
+
+    return read_credentials(path_argument(options.c2pa, "--c2pa"), output)
+
+
+def _page(options: SyncOptions, *, overwrite: bool) -> Path | None:
+    if options.report is None:
+        return None
+    from latentsync_trt.measure.page import page_path
+
+    return page_path(options.report, "--report", overwrite=overwrite)
+
+
 def path_argument(value: object, name: str) -> Path:
-    """`value` as a path; raises `InputError`, naming the argument, if it cannot be one."""
+    """Returns `value` as a path; raises `InputError`, naming the argument, if it cannot be one."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise InputError(f"{name} {value!r}: is not a path; give a str or a pathlib.Path")

@@ -45,7 +45,7 @@ def open_writer(run: RunContext, timeline: Timeline) -> VideoWriter:
         mark=inputs.options.mark,
         sign=sign_output,
     )
-    depends_on = fingerprint(inputs, run.bundle.folder, run.selection.name)
+    depends_on = fingerprint(inputs, run.slot.bundle.folder, run.slot.selection.name)
     resume = ResumeRequest(depends_on, inputs.options.resume)
     return VideoWriter(inputs.output, info, inputs.encoder, extras, resume)
 
@@ -54,19 +54,16 @@ def write_frames(
     run: RunContext,
     writer: VideoWriter,
     composed: Iterable[tuple[FrameJob, tuple[Patch, ...]]],
-    expected: int | None,
+    timeline: Timeline,
     leave: Callable[[], None],
     pace: Pace,
 ) -> FaceStats:
     """Writes every frame that an earlier run has not written; calls `leave` for each.
 
-    Args:
-        expected: about how many frames there are.
-
-    Raises:
-        NoFaceError: none of them shows a face.
+    Raises `NoFaceError` if none of them shows a face.
     """
     video = run.inputs.video
+    expected = timeline.playback.expected_frames(run.inputs.info)
     faces = FaceStats()
     problems = _SourceProblems()
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))

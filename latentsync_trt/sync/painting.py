@@ -12,6 +12,7 @@ from fractions import Fraction
 from time import perf_counter
 from typing import Any
 
+from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpainter import Inpainter
 from latentsync_trt.sync.pace import PaintedUntil, PaintingProgress
@@ -152,20 +153,16 @@ def paint_frames(
     gathered: Generator[FrameJob | Window[Target], None, None],
     painter: Painter,
     stages: ClipStages,
-    window_frames: int,
-    *,
-    in_turn: bool,
+    model: Model,
 ) -> Generator[FrameJob, None, None]:
     """Yields every job in order with its painted faces: encode, denoise and decode, each in a
     thread of its own.
-
-    Args:
-        window_frames: F, the length of a window.
-        in_turn: the device holds one network at a time.
     """
-    # Frames wait until so many windows are complete.
-    most = stages.spare_frames // window_frames
-    most = max(1, min(most, _LOW_MEMORY_WINDOWS if in_turn else 1))
+    window_frames = model.bundle.manifest.frames
+    most = 1
+    if model.memory_plan.mode == "one network at a time":
+        # Frames wait until so many windows are complete.
+        most = max(1, min(stages.spare_frames // window_frames, _LOW_MEMORY_WINDOWS))
 
     def stage(
         source: Generator[Any, None, None], change: Callable[[Any], Any], name: str

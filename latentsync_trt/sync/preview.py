@@ -28,7 +28,7 @@ def preview_of(inputs: Inputs, find_speech: "Callable[[Path], Speech]") -> tuple
         for time_s in _speech_from(inputs.sound, find_speech, start_s)
         if until_s is None or time_s < until_s
     ]
-    begin_s = _picture_start_s(inputs, min(speech_s, default=start_s))
+    begin_s = _preview_start_s(inputs, min(speech_s, default=start_s))
     if speech_s:
         where = "from the first speech on, at"
     else:
@@ -63,7 +63,7 @@ def _speech_from(
                     yield from_s
 
 
-def _picture_start_s(inputs: Inputs, time_s: Fraction) -> Fraction:
+def _preview_start_s(inputs: Inputs, time_s: Fraction) -> Fraction:
     """Returns when the picture begins that is on screen at a time of the output."""
     first_s = Fraction(0)
     rate = Fraction(MODEL_FPS)

@@ -15,9 +15,9 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
     """Reads the recordings, before anything else, since an engine may take minutes to build."""
     inputs = run.inputs
     sound = inputs.sound
-    run.add_notices(run.bundle.manifest.notices_at(run.resolution_px))
+    run.add_notices(run.slot.bundle.manifest.notices_at(run.resolution_px))
     run.add_notices(notices_of_rate(inputs.info, inputs.options))
-    run.add_notices(run.selection.notices())
+    run.add_notices(run.slot.selection.notices())
     if sound.notice is not None:
         run.notices.add(sound.notice)
     for path in dict.fromkeys((inputs.video, *sound.files)):
@@ -31,5 +31,5 @@ def open_speech(run: RunContext, quality: Quality) -> OpenSpeech:
         return run.model().audio_encoder(mel)
 
     with run.clock.measure("encode audio", frames=0):
-        filters = filters_of(run.bundle)
+        filters = filters_of(run.slot.bundle)
         return OpenSpeech(sound, encode_mel, filters, inputs.options, listen, run.speech_in)

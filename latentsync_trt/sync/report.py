@@ -19,11 +19,11 @@ def quality_of(run: RunContext) -> Quality:
     has_page = inputs.page is not None
     strict = inputs.options.strict
     mismatch = ModelMismatchCheck(
-        run.bundle.manifest, run.resolution_px, run.notices.add, strict=strict
+        run.slot.bundle.manifest, run.resolution_px, run.notices.add, strict=strict
     )
     meters = []
-    if run.options.syncnet or has_page:
-        network = open_syncnet(run.options.syncnet)
+    if run.slot.options.syncnet or has_page:
+        network = open_syncnet(run.slot.options.syncnet)
         if network is not None:
             meters = [SyncMeter(network, piece.path, piece.at_s) for piece in recordings]
     return Quality(

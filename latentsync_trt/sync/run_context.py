@@ -7,12 +7,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.compositing.enhancer import load_enhancer
-from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import Notices
 from latentsync_trt.runtime.model import Model
-from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.dubbed_turns import assign_speech
 from latentsync_trt.sync.inputs import Inputs
@@ -31,13 +28,10 @@ if TYPE_CHECKING:
 class RunContext:
     """What the stages of one clip share."""
 
+    slot: ModelSlot
     inputs: Inputs
     model: Callable[[], Model]
     """Waits for the model that is being opened; raises as `open_model`."""
-    bundle: Bundle
-    selection: Selection
-    """The provider that is tried first."""
-    options: RuntimeOptions
     resolution_px: int
     """Side of an aligned face."""
     detector: "MediaPipeDetector"
@@ -72,11 +66,9 @@ def begin_run(
     detector = slot.detector()
     find_speech = cache(partial(speech_in, ask=progress.ask))
     return RunContext(
+        slot=slot,
         inputs=resolve_inputs(inputs, detector, find_speech, notices, progress),
         model=model,
-        bundle=slot.bundle,
-        selection=slot.selection,
-        options=slot.options,
         resolution_px=resolution_px,
         detector=detector,
         speech_in=find_speech,

@@ -28,7 +28,7 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
     """Returns stages that as many frames may pass at a time as fit in memory, and at least as many
     as they hold back: then frames are kept on disk.
     """
-    window_frames = streams_at(timeline.frames_per_s) * run.bundle.manifest.frames
+    window_frames = streams_at(timeline.frames_per_s) * run.slot.bundle.manifest.frames
     fading_frames = ceil((FADE_HELD_S + LOST_TRACK_S) * (timeline.frames_per_s or MODEL_FPS))
     left_frames = max_frames_in_memory(run.inputs.info) - fading_frames
     least_frames = window_frames + _FRAMES_IN_TRANSIT
@@ -49,7 +49,7 @@ def gathered_windows(
     model opens. `frames_done`: as for `gather`.
     """
     aligned = _with_checks(run, quality, _aligned_frames(run, timeline, stages))
-    frames = run.bundle.manifest.frames
+    frames = run.slot.bundle.manifest.frames
     windows = gather(aligned, frames, streams_at(timeline.frames_per_s), frames_done)
     return stages.prefetch_frames(windows, depth=frames, name="gather")
 

@@ -7,8 +7,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from latentsync_trt.audio.encoder import Plan, SpeechStream, segment_plan
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.audio.encoder import (
+    AudioFeatures,
+    Plan,
+    SpeechStream,
+    encode_audio,
+    segment_plan,
+)
+from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import AudioSegments, SyncOptions
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.mixer import Mixer
 from latentsync_trt.media.sound_pieces import SoundPiece
@@ -39,6 +47,17 @@ def speech_in(path: Path, ask: Callable[[], object] = lambda: None) -> "Speech":
     from latentsync_trt.audio.vad import find_speech  # loads onnxruntime
 
     return find_speech(lambda: asking(ask, read_audio_blocks(path)))
+
+
+def encode_recording(
+    path: Path,
+    segments: AudioSegments,
+    encode_mel: Callable[[Float32Array], Float32Array],
+    bundle: Bundle,
+) -> AudioFeatures:
+    """Returns the features of a whole recording, also of its silence; raises as `OpenSpeech`."""
+    plan = _segments_plan(segments, partial(speech_in, path))
+    return encode_audio(partial(read_audio_blocks, path), encode_mel, filters_of(bundle), plan)
 
 
 class OpenSpeech:
@@ -77,7 +96,7 @@ class OpenSpeech:
                 find = cache(partial(find_speech, piece.path))
                 silenced = find() if options.silence == "closed" else None
                 reader = _Reader(piece.path, silenced, partial(listen_to, piece))
-                plan = _plan(options, find)
+                plan = _segments_plan(options.audio_segments, find)
                 stream = SpeechStream(reader.blocks, encode_mel, filters, plan)
                 self._streams[piece] = opened.enter_context(closing(stream))
                 self.notices += reader.notices()
@@ -96,13 +115,13 @@ class OpenSpeech:
         return self._streams[recording].windows([time_s - recording.at_s for time_s in times_s])
 
 
-def _plan(options: SyncOptions, find: "Callable[[], Speech]") -> Plan:
+def _segments_plan(segments: AudioSegments, find: "Callable[[], Speech]") -> Plan:
     """Returns how a recording is cut; speech is found only if a pause is needed."""
 
     def spans_s() -> tuple[tuple[float, float], ...]:
         return find().spans_s
 
-    return segment_plan(options.audio_segments, spans_s)
+    return segment_plan(segments, spans_s)
 
 
 class _Reader:

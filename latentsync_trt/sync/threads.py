@@ -4,7 +4,7 @@ import sys
 import threading
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -26,7 +26,8 @@ memory.
 """
 
 _END = object()
-_Place = SimpleQueue[tuple[Any, BaseException | None]]
+_Result = SimpleQueue[tuple[Any, BaseException | None]]
+"""Gets an item, or the error of making it."""
 
 # After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than
 # most calls take.
@@ -60,56 +61,85 @@ def prefetch(
     for those being made, and closes `source`. `on_wait` is called several times a second by who
     waits for a result; an error of it is raised there.
     """
-    room = SimpleQueue[None]()
-    places = SimpleQueue[_Place]()
-    taking = threading.Lock()
-    is_open = True
-
-    def make() -> None:
-        while room.get() is None and is_open:
-            place: _Place = SimpleQueue()
-            try:
-                with taking:
-                    places.put(place)  # in the order of `source`
-                    item = next(source, _END) if is_open else _END
-                place.put((item if item is _END else change(item), None))
-            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
-                place.put((_END, error))
+    makers = _Makers(source, change, [name] * threads)
+    for _ in range(depth + 1):
+        makers.room.put(None)
 
     def consume() -> Generator[Any, None, None]:
-        nonlocal is_open
-        makers = [threading.Thread(target=make, name=name) for _ in range(threads)]
         ended = False
-        for _ in range(depth + 1):
-            room.put(None)
         try:
-            for maker in makers:
-                maker.start()
+            makers.start()
             yield None
-            while True:
-                place = _next_in(places, on_wait)
-                item, error = _next_in(place, on_wait)
-                if error is not None:
-                    raise error
-                if item is _END:
-                    ended = True
-                    return
-                room.put(None)
+            while (item := makers.next_item(on_wait)) is not _END:
+                makers.room.put(None)
                 yield item
+            ended = True
         finally:
-            is_open = False
+            makers.stop()
             if not ended:
                 on_stop()
-            for _ in makers:
-                room.put(None)
-            # a signal may come before all have started
-            for maker in filter(threading.Thread.is_alive, makers):
-                maker.join()
+            makers.join()
             source.close()
 
     items = consume()
     next(items)  # closing a generator that has not begun would not end its threads
     return items
+
+
+class _Makers:
+    """Threads that take items from `source`, one at a time, and change them side by side."""
+
+    def __init__(
+        self,
+        source: Generator[Any, None, None],
+        change: Callable[[Any], Any],
+        names: Sequence[str],
+    ) -> None:
+        self.room = SimpleQueue[None]()
+        """Has an entry for each item that may be made."""
+        self._is_open = True
+        self._source = source
+        self._change = change
+        self._results = SimpleQueue[_Result]()
+        """Where the items will be, in the order of `source`."""
+        self._taking = threading.Lock()
+        self._threads = [threading.Thread(target=self._make, name=name) for name in names]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def next_item(self, on_wait: Callable[[], object]) -> Any:
+        """Waits for the next item; raises what making it raised."""
+        item, error = _next_in(_next_in(self._results, on_wait), on_wait)
+        if error is not None:
+            raise error
+        return item
+
+    def stop(self) -> None:
+        """Takes no more items."""
+        self._is_open = False
+
+    def join(self) -> None:
+        """Waits for the items that are being made."""
+        for _ in self._threads:
+            self.room.put(None)
+        # A signal may come before all threads have started.
+        for thread in filter(threading.Thread.is_alive, self._threads):
+            thread.join()
+
+    def _make(self) -> None:
+        while self.room.get() is None and self._is_open:
+            result: _Result = SimpleQueue()
+            try:
+                with self._taking:
+                    self._results.put(result)
+                    item = next(self._source, _END) if self._is_open else _END
+                if item is not _END:
+                    item = self._change(item)
+                result.put((item, None))
+            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
+                result.put((_END, error))
 
 
 def _next_in(queue: SimpleQueue[T], on_wait: Callable[[], object]) -> T:
