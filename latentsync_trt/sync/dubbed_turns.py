@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError, Notices
-from latentsync_trt.face.active_speaker import IntArray, Turn
+from latentsync_trt.face.active_speaker import Turn
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.faces import analyze
@@ -24,6 +25,8 @@ from latentsync_trt.types import BoolArray, Float64Array, runs_of_true, within
 if TYPE_CHECKING:
     from latentsync_trt.audio.vad import Speech
     from latentsync_trt.face.detector import MediaPipeDetector
+
+IntArray = NDArray[np.int64]
 
 _FARTHEST_S = 0.6
 """A dub is spoken at most so much earlier or later than the source."""
