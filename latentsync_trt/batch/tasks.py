@@ -135,12 +135,15 @@ class WorkerSettings:
     """Memory that a worker of this machine may take for clips."""
 
 
+WorkerStateName = Literal["starting", "ready", "running", "hangs", "lost", "closed"]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerState:
     """What a worker does from now on."""
 
     worker: str
-    state: Literal["starting", "ready", "running", "hangs", "lost", "closed"]
+    state: WorkerStateName
     detail: str = ""
     """The id of the task that runs; why the worker was lost; why it is closed, empty at the end."""
 

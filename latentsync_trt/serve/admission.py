@@ -11,14 +11,16 @@ LIMITS = "Limits"
 """Heading of these options in the help text."""
 
 RETRY_S = 30
+"""Time after which a client that was refused may try again."""
 
 OUTPUT = "output"
+"""Stem of the video in a job's folder."""
 PAGE = "report.html"
-INPUTS = "inputs"
+"""Page of `report` there."""
+UPLOADS = "inputs"
+"""Folder of the uploads there."""
 PREVIEW = "preview.jpg"
-"""In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest
-frame.
-"""
+"""The newest frame there."""
 
 SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
@@ -57,10 +59,9 @@ class Limits:
     def check_size(self, size_bytes: int) -> None:
         """Raises `TooLarge` if an upload may not have so many bytes."""
         if size_bytes > self.most_upload_bytes:
+            most = f"{self.max_upload_mb:g} MB, which is the most here"
             cure = "send a smaller or shorter file, or raise --max-upload-mb of the service"
-            raise TooLarge(
-                f"upload: has more than {self.max_upload_mb:g} MB, which is the most here; {cure}"
-            )
+            raise TooLarge(f"upload: has more than {most}; {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,9 @@ class NotNow(LatentSyncError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a client sent: files by field, texts by field, and the client's names of files, by
-    field.
-    """
+    """What a client sent, by field."""
 
     files: dict[str, Path]
     texts: dict[str, str]
     names: dict[str, str] = field(default_factory=dict)
+    """The client's names of the files."""

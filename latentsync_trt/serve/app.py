@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, TypeVar, get_args
@@ -35,6 +35,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from latentsync_trt import __version__
 from latentsync_trt.batch.job_store import State
+from latentsync_trt.batch.tasks import WorkerStateName
 from latentsync_trt.child import ChildLost
 from latentsync_trt.errors import Busy, InputError, LatentSyncError, MediaError, OutputError
 from latentsync_trt.paths import printable
@@ -56,7 +57,8 @@ from latentsync_trt.serve.service import Service
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_LEAST_BYTES_PER_S = 10_000  # of an upload on the whole, after the time in which it may stall
+_LEAST_BYTES_PER_S = 10_000
+"""Rate of an upload on the whole, after the time in which it may stall."""
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: dict[type[Exception], int] = {
@@ -81,9 +83,10 @@ _FORM = {
 }
 
 _MOST_TEXT_BYTES = 64 * 1024
-_MOST_NAME = 255
-_MOST_ROWS = 2**63 - 1
-_SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
+_LONGEST_NAME = 255
+_LARGEST_OFFSET = 2**63 - 1
+"""The largest integer of SQLite."""
+_FILE_SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +120,12 @@ def create_app(
 ) -> FastAPI:
     """Returns the application of a service.
 
-    `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine
-    as their host. `files_only`: without requests other than for the files of a job whose id is
-    known; add `LingeringClose` yourself. `stall_s`: an upload of which nothing arrives for so long
-    ends.
+    Args:
+        key: what clients must send, if any.
+        own_hosts: without a key, requests must name this machine as their host.
+        files_only: answers only requests for the files of a job whose id is known; add
+            `LingeringClose` yourself.
+        stall_s: an upload of which nothing arrives for so long ends.
     """
     described: dict[str, Any] = {
         "title": "latentsync-trt",
@@ -164,8 +169,8 @@ def readable(router: APIRouter | FastAPI, path: str, **how: Any) -> Callable[[F]
 
 
 def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
-    """A dependency that refuses requests without the key or, where there is none, those of other
-    sites.
+    """Returns a dependency that refuses requests without the key or, where there is none, those of
+    other sites.
     """
 
     def check(
@@ -174,9 +179,8 @@ def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
         if key is None:
             check_origin(request, own_hosts)
         elif not has_key(request, key):
-            message = (
-                f"key: is {'wrong' if sent else 'missing'}; send it as Authorization: Bearer KEY"
-            )
+            problem = "wrong" if sent else "missing"
+            message = f"key: is {problem}; send it as Authorization: Bearer KEY"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     return check
@@ -184,9 +188,8 @@ def guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
 
 def has_key(request: HTTPConnection, key: str) -> bool:
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and secrets.compare_digest(
-        sent.strip().encode("latin-1"), key.encode()
-    )
+    is_key = secrets.compare_digest(sent.strip().encode("latin-1"), key.encode())
+    return is_key and scheme.lower() == "bearer"
 
 
 def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
@@ -201,20 +204,18 @@ def check_origin(request: HTTPConnection, own_hosts: bool) -> None:
         name = urlsplit(f"//{host}").hostname or ""
         sender = urlsplit(origin or f"//{host}").netloc
     except ValueError as error:
-        raise HTTPException(
-            400, f"host {host[:80]!r}, origin {str(origin)[:80]!r}: are no addresses"
-        ) from error
+        problem = f"host {host[:80]!r}, origin {str(origin)[:80]!r}: are no addresses"
+        raise HTTPException(400, problem) from error
     if own_hosts and not is_loopback(name):
-        raise HTTPException(
-            403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost"
-        )
+        cure = "send requests to 127.0.0.1 or localhost"
+        raise HTTPException(403, f"host {host}: is not this machine; {cure}")
     if sender not in (host, request.headers.get("x-forwarded-host")):
         raise HTTPException(403, f"origin {origin}: is another site; send requests from this one")
 
 
 def _jobs(service: Service, stall_s: float) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    # of jobs whose files are checked: other requests must not wait for these
+    # Jobs whose files are checked wait in threads of their own, so that no other request does.
     limiter = CapacityLimiter(16)
 
     @router.post("", status_code=201, openapi_extra={"requestBody": _FORM})
@@ -235,7 +236,7 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
     @readable(router, "")
     def newest(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        offset: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 0,
+        offset: Annotated[int, Query(ge=0, le=_LARGEST_OFFSET)] = 0,
     ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
         return [replace(each, report=None) for each in service.jobs.newest(limit, offset)]
@@ -276,13 +277,11 @@ def _files(service: Service) -> APIRouter:
         """A small JPEG of the newest frame, about one a second while the job runs."""
         path = service.jobs.folder(job_id) / PREVIEW
         if not path.is_file():
-            raise HTTPException(
-                404, f"job {job_id}: has no preview yet; ask again when its stage is lip-sync"
-            )
+            cure = "ask again when its stage is lip-sync"
+            raise HTTPException(404, f"job {job_id}: has no preview yet; {cure}")
         # Read at once: the file may be replaced by one of another size.
-        return Response(
-            path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"}
-        )
+        headers = {"Cache-Control": "no-store"}
+        return Response(path.read_bytes(), media_type="image/jpeg", headers=headers)
 
     @readable(router, "/report", responses={200: {"content": {"text/html": {"schema": _FILE}}}})
     def report(job_id: str) -> FileResponse:
@@ -292,9 +291,8 @@ def _files(service: Service) -> APIRouter:
         path = service.jobs.result(job_id)[0].with_name(PAGE)
         if not path.is_file():
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
-        return FileResponse(
-            path, media_type="text/html", headers={"Content-Security-Policy": "sandbox"}
-        )
+        headers = {"Content-Security-Policy": "sandbox"}
+        return FileResponse(path, media_type="text/html", headers=headers)
 
     return router
 
@@ -313,48 +311,37 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     @readable(router, "/metrics", dependencies=allowed)
     def metrics() -> Response:
         """What the service has done since it started, and what it does now, for Prometheus."""
-        registry = CollectorRegistry()
-        totals = service.events.totals
-        jobs = Counter[str](service.jobs.counts())
-        workers = Counter[str](each.state for each in service.events.workers())
-        Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
-        for kind, name, label, text, values, figures in (
-            (
-                Total,
-                "jobs_ended",
-                "state",
-                "Jobs by state at their end.",
-                "done failed canceled",
-                totals,
-            ),
-            (
-                Total,
-                "failures",
-                "kind",
-                "Lost workers and failed jobs.",
-                "input worker run",
-                totals,
-            ),
-            (Gauge, "jobs", "state", "Jobs that are kept.", " ".join(get_args(State)), jobs),
-            (
-                Gauge,
-                "workers",
-                "state",
-                "Workers.",
-                "starting ready running hangs lost closed",
-                workers,
-            ),
-        ):
-            family = kind(f"latentsync_{name}", text, [label], registry=registry)
-            for value in values.split():
-                family.labels(value).inc(figures.get(value, 0))
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
+def _figures(service: Service) -> bytes:
+    """Returns the figures of a service in the format of Prometheus."""
+    registry = CollectorRegistry()
+    totals = service.events.totals
+
+    def add(
+        kind: type[Total | Gauge], name: str, text: str, values: Iterable[str], counts: Counter[Any]
+    ) -> None:
+        label = "kind" if name == "failures" else "state"
+        family = kind(f"latentsync_{name}", text, [label], registry=registry)
+        for value in values:
+            family.labels(value).inc(counts[value])
+
+    jobs = Counter(service.jobs.counts())
+    workers = Counter(each.state for each in service.events.workers())
+    ends = ("done", "failed", "canceled")
+    Total("latentsync_frames", "Frames written.", registry=registry).inc(totals["frames"])
+    add(Total, "jobs_ended", "Jobs by state at their end.", ends, totals)
+    add(Total, "failures", "Lost workers and failed jobs.", ("input", "worker", "run"), totals)
+    add(Gauge, "jobs", "Jobs that are kept.", get_args(State), jobs)
+    add(Gauge, "workers", "Workers.", get_args(WorkerStateName), workers)
+    return generate_latest(registry)
+
+
 async def on_error(_: Request, error: Exception) -> JSONResponse:
-    """The answer to an error of `HANDLED`."""
+    """Returns the answer to an error of `HANDLED`."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     message = str(error)
     headers = dict[str, str]()
@@ -399,15 +386,12 @@ async def _receive(request: Request, folder: Path, limits: Limits, stall_s: floa
             for name, value in sent.multi_items():
                 await to_thread.run_sync(_take, form, name, value, folder)
     except TimeoutError as error:
-        slow = (
-            f"nothing arrived for {stall_s:g} seconds, or less "
-            f"than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
-        )
+        least = f"less than {_LEAST_BYTES_PER_S // 1000} kB/s on the whole"
+        slow = f"nothing arrived for {stall_s:g} seconds, or {least}"
         raise InputError(f"request: {slow}; send it again over a faster connection") from error
     except StarletteHTTPException as error:
-        raise InputError(
-            f"request: is not a valid form: {error.detail}; let a library or curl -F write it"
-        ) from error
+        cure = "let a library or curl -F write it"
+        raise InputError(f"request: is not a valid form: {error.detail}; {cure}") from error
     return form
 
 
@@ -417,15 +401,19 @@ def _take(form: Form, name: str, value: Any, folder: Path) -> None:
         raise InputError(f"{name}: is given twice; send it once")
     if isinstance(value, str) and name in _TEXT_FIELDS:
         form.texts[name] = value
-    elif isinstance(value, str) or not (name in _FILE_FIELDS or SPEAKER.fullmatch(name)):
-        kinds = (
-            f"texts {', '.join(_TEXT_FIELDS)}; files "
-            f"{', '.join(_FILE_FIELDS)}, speaker_0, speaker_1, …"
-        )
+        return
+    if isinstance(value, str) or not (name in _FILE_FIELDS or SPEAKER.fullmatch(name)):
+        files = ", ".join((*_FILE_FIELDS, "speaker_0", "speaker_1", "…"))
+        kinds = f"texts {', '.join(_TEXT_FIELDS)}; files {files}"
         raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
-    elif value.filename:  # else a browser's field in which no file was chosen
-        suffix = PureWindowsPath(value.filename.lower()).suffix
-        form.files[name] = folder / f"{name}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
-        form.names[name] = printable(PureWindowsPath(value.filename).name)[:_MOST_NAME]
-        with form.files[name].open("xb") as copy:
-            shutil.copyfileobj(value.file, copy)
+    if not value.filename:  # a browser's field in which no file was chosen
+        return
+    sent_as = PureWindowsPath(value.filename)
+    suffix = sent_as.suffix.lower()
+    if not _FILE_SUFFIX.fullmatch(suffix):
+        suffix = ""
+    path = folder / f"{name}{suffix}"
+    form.files[name] = path
+    form.names[name] = printable(sent_as.name)[:_LONGEST_NAME]
+    with path.open("xb") as copy:
+        shutil.copyfileobj(value.file, copy)

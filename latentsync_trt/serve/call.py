@@ -27,20 +27,20 @@ from latentsync_trt.media.pictures import LazyRgb, PictureMaker
 from latentsync_trt.types import Float32Array, Frame
 
 MARK = "AI-generated video: the mouth follows speech (latentsync-trt)"
-"""In the description of each session."""
+"""A sentence in the description of each session."""
 
 _log = logging.getLogger(__name__)
 
 _PACKETS_PER_FRAME = 2
-"""Of sound, 20 ms each."""
-_WAITING = 10
+"""Packets of sound for each frame, 20 ms each."""
+_MOST_WAITING = 10
 """Frames that may wait for a viewer; older ones are dropped, picture and sound."""
-_BEHIND_S = 0.5
-"""What is given at once after a longer hold-up; frames go on from there."""
-_BEFORE_S = 0.2
-"""Said of what was heard before speech was certain."""
-_PAUSE_S = 0.6
-"""After so long without speech, the utterance is complete."""
+_MOST_BEHIND_S = 0.5
+"""Frames that are sent at once after a hold-up; the clock goes on from there after a longer one."""
+_BEFORE_SPEECH_S = 0.2
+"""Sound that is given to the session from before speech was certain."""
+_UTTERANCE_PAUSE_S = 0.6
+"""An utterance is complete after so long without speech."""
 
 # aiortc's own are for talking heads of 640×480. It has no setting for them: they are constants of
 # its module, and a sender makes its encoder itself.
@@ -58,13 +58,13 @@ def start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> No
     task.add_done_callback(tasks.discard)
 
 
-async def tell(socket: WebSocket, **values: Any) -> None:
+async def send_json(socket: WebSocket, **values: Any) -> None:
     """Sends an object to a socket, whose viewer may have left."""
     with suppress(WebSocketDisconnect, RuntimeError):
         await socket.send_json(values)
 
 
-class _Track(aiortc.MediaStreamTrack):
+class _FrameTrack(aiortc.MediaStreamTrack):
     """Frames in the order of `put`."""
 
     def __init__(self, kind: str, most: int) -> None:
@@ -102,8 +102,8 @@ class Call:
         self._closed = False
         servers = [] if stun is None else [aiortc.RTCIceServer(urls=stun)]
         self._peer = aiortc.RTCPeerConnection(aiortc.RTCConfiguration(iceServers=servers))
-        self._video = _Track("video", _WAITING)
-        self._audio = _Track("audio", _WAITING * _PACKETS_PER_FRAME)
+        self._video = _FrameTrack("video", _MOST_WAITING)
+        self._audio = _FrameTrack("audio", _MOST_WAITING * _PACKETS_PER_FRAME)
         encoder = replace(
             choose_encoder(SyncOptions(codec="h264"), session.loop.info), pixel_format="yuv420p"
         )
@@ -111,7 +111,7 @@ class Call:
         self._peer.on("connectionstatechange", self._on_state)
 
     async def answer(self, sdp: str) -> str:
-        """The answer to a viewer's offer; raises ValueError if that is none."""
+        """Returns the answer to a viewer's offer; raises ValueError if that is none."""
         for track in (self._video, self._audio):
             self._peer.addTrack(track)
         codecs = aiortc.RTCRtpSender.getCapabilities("video").codecs
@@ -152,24 +152,27 @@ class Call:
             await self.close()
 
     async def _listen(self, track: aiortc.MediaStreamTrack) -> None:
-        """Says what the viewer says."""
-        microphone = None
+        """Gives what the viewer says to the session."""
+        microphone: Microphone | None = None
         with suppress(MediaStreamError):
             while True:
                 sound: Any = await track.recv()
-                samples = sound.to_ndarray().reshape(-1, sound.layout.nb_channels).mean(
-                    axis=1
-                ) / np.float32(32768)
-                microphone = microphone or Microphone(self.session, sound.sample_rate)
+                channels = sound.to_ndarray().reshape(-1, sound.layout.nb_channels)
+                samples = channels.mean(axis=1) / np.float32(32768)
+                if microphone is None:
+                    microphone = Microphone(self.session, sound.sample_rate)
                 await asyncio.to_thread(microphone.hear, samples.astype(np.float32))
 
     async def _run(self) -> None:
         """Gives a frame every 40 ms: its picture and its sound at the same time."""
         due_s = time.monotonic()
         try:
-            while (given := await asyncio.to_thread(self._next)) is not None:
-                self._give(*given)
-                due_s = max(due_s + float(FRAME_S), time.monotonic() - _BEHIND_S)
+            while True:
+                following = await asyncio.to_thread(self._next)
+                if following is None:
+                    return
+                self._send(*following)
+                due_s = max(due_s + float(FRAME_S), time.monotonic() - _MOST_BEHIND_S)
                 await asyncio.sleep(due_s - time.monotonic())
         except LatentSyncError:
             _log.exception("a live session failed")
@@ -177,55 +180,71 @@ class Call:
             await self.close()
 
     def _next(self) -> tuple[LiveFrame, Any] | None:
-        """The next frame and its picture to encode."""
-        for live in self.session:
-            frame = Frame(
-                live.index, live.time_s, FRAME_S, live.time_s, LazyRgb(live.planes), live.planes
-            )
-            picture = self._maker.frame(frame)
-            picture.pts = live.index
-            picture.time_base = FRAME_S
-            return live, picture
-        return None
+        """Returns the next frame and its picture to encode; None at the end of the session."""
+        live = next(self.session, None)
+        if live is None:
+            return None
+        rgb = LazyRgb(live.planes)
+        frame = Frame(live.index, live.time_s, FRAME_S, live.time_s, rgb, live.planes)
+        picture = self._maker.frame(frame)
+        picture.pts = live.index
+        picture.time_base = FRAME_S
+        return live, picture
 
-    def _give(self, frame: LiveFrame, picture: Any) -> None:
+    def _send(self, frame: LiveFrame, picture: Any) -> None:
         self._video.put(picture)
         size = len(frame.sound) // _PACKETS_PER_FRAME
         rate_hz = int(self.session.options.sound_rate_hz)
         for part in range(_PACKETS_PER_FRAME):
-            at = frame.index * len(frame.sound) + part * size
-            self._audio.put(sound_frame(frame.sound[part * size :][:size], rate_hz, at))
-        for socket in self.sockets if frame.ends else ():
-            start(tell(socket, type="finished", utterance=frame.utterance), self._tasks)
+            begin = part * size
+            packet = frame.sound[begin : begin + size]
+            time = frame.index * len(frame.sound) + begin
+            self._audio.put(sound_frame(packet, rate_hz, time))
+        if not frame.ends:
+            return
+        for socket in self.sockets:
+            start(send_json(socket, type="finished", utterance=frame.utterance), self._tasks)
 
 
 class Microphone:
-    """Says to a session what is speech, in utterances. Not thread-safe."""
+    """Gives the speech in a viewer's sound to a session, in utterances. Not thread-safe."""
 
     def __init__(self, session: LiveSession, rate_hz: int) -> None:
         self._session = session
         self._rate_hz = rate_hz
         self._network = VoiceActivity()
         self._converter = RateConverter(rate_hz, SPEECH_RATE_HZ)
-        self._held = SampleQueue()
-        self._before = SampleQueue()
+        self._unjudged = SampleQueue()
+        """At 16 kHz, until it suffices for a step of the detector."""
+        self._unsaid = SampleQueue()
         self.speaks = False
         self._pause_s = 0.0
 
     def hear(self, samples: Float32Array) -> None:
-        """The next piece, mono `(n,)` float32. What finds no room in the session is lost."""
-        self._before.add(samples)
-        self._held.add(self._converter.convert(samples))
-        if count := self._held.size // STEP:
-            steps = self._held.take(count * STEP).reshape(count, STEP)
-            for chance in self._network.chances(steps).tolist():
-                self._pause_s = 0.0 if chance >= LEAVE else self._pause_s + STEP_S
-                self.speaks = self.speaks or chance >= ENTER
+        """Takes the next piece, mono `(n,)` float32. What finds no room in the session is lost."""
+        self._unsaid.add(samples)
+        self._unjudged.add(self._converter.convert(samples))
+        self._judge()
         if not self.speaks:
-            self._before.take(max(0, self._before.size - round(_BEFORE_S * self._rate_hz)))
+            kept = round(_BEFORE_SPEECH_S * self._rate_hz)
+            self._unsaid.take(max(0, self._unsaid.size - kept))
             return
         with suppress(Busy):
-            self._session.say(self._before.take(self._before.size), self._rate_hz)
-        if self._pause_s > _PAUSE_S:
+            self._session.say(self._unsaid.take(self._unsaid.size), self._rate_hz)
+        if self._pause_s > _UTTERANCE_PAUSE_S:
             self.speaks = False
             self._session.end()
+
+    def _judge(self) -> None:
+        """Finds out whether somebody speaks, and for how long nobody has."""
+        count = self._unjudged.size // STEP
+        if not count:
+            return
+        steps = self._unjudged.take(count * STEP).reshape(count, STEP)
+        for chance in self._network.chances(steps).tolist():
+            if chance >= ENTER:
+                self.speaks = True
+            if chance >= LEAVE:
+                self._pause_s = 0.0
+            else:
+                self._pause_s += STEP_S

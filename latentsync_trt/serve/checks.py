@@ -20,26 +20,25 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import Speaker, field_name, file_fields, from_json, from_texts
 from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form, Limits, TooLarge
 
-MOST_LABEL = 200
-_POLL_S = 0.1
-_MOST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
+_LONGEST_LABEL = 200
+_WATCH_S = 0.1
+"""How often `watch` is called."""
+_LARGEST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
 _MOST_SEARCHED_PIXELS = 6e10
-"""Of all pictures of a video that are searched for faces: 20 minutes of 1920×1080 at 25
-frames/s.
-"""
-_SEARCH_S = 60.0
-_MOST_SEARCH_S = 900.0
-"""A search may take so long beside as long as the video plays, and at most."""
+"""Pixels of a video that is searched for faces: 20 minutes of 1920×1080 at 25 frames/s."""
+_SEARCH_BESIDE_S = 60.0
+_LONGEST_SEARCH_S = 900.0
+"""A search may take so long beside as long as the video plays, and so long at most."""
 
 Watch = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """What a function tells its `Pool`: so long it may take from now on, in place of the limit of
-    all calls.
+    """What a function reports to its `Pool`: how long it may take from now on, in place of the
+    limit of all calls.
     """
 
     seconds: float
@@ -154,7 +153,7 @@ class Pool:
         """Waits until another call may run; None where its child is to be started."""
         while True:
             with suppress(Empty):
-                return self._idle.get(timeout=_POLL_S)
+                return self._idle.get(timeout=_WATCH_S)
             self._ask(watch)
 
     def _ask(self, watch: Watch) -> None:
@@ -168,44 +167,50 @@ class Pool:
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """The task of a form whose files are in `folder`; raises `InputError`, also as `MediaError` and
-    `TooLarge`.
+    """Returns the task of a form whose files are in `folder`; raises `InputError`, also as
+    `MediaError` and `TooLarge`.
     """
     from latentsync_trt.media.encoder_choice import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
     if "video" not in form.files:
         raise InputError("video: is missing; send the file in the field video")
-    for name, most_bytes in _MOST_BYTES.items():
+    for name, most_bytes in _LARGEST_BYTES.items():
         if name in form.files and form.files[name].stat().st_size > most_bytes:
-            raise TooLarge(
-                f"{name}: has more than {most_bytes / 1e6:g} "
-                "MB, which is the most here; send a smaller one"
-            )
+            most = f"{most_bytes / 1e6:g} MB, which is the most here"
+            raise TooLarge(f"{name}: has more than {most}; send a smaller one")
     label = form.texts.get("label", "")
-    if len(label) > MOST_LABEL:
-        raise InputError(f"label: has more than {MOST_LABEL} characters; send a shorter one")
+    if len(label) > _LONGEST_LABEL:
+        raise InputError(f"label: has more than {_LONGEST_LABEL} characters; send a shorter one")
     options = _options(form, folder)
     audio = form.files.get("audio")
-    speakers = [name for name in form.files if SPEAKER.fullmatch(name)]
-    if (audio is None) is (not speakers):
-        cure = (
-            "send either all speech in the field audio, or each person's in speaker_0, speaker_1, …"
-        )
-        raise InputError(
-            "audio: "
-            f"{'is missing' if audio is None else f'was sent, and {speakers[0]}, too'}; {cure}"
-        )
-    for name in form.files.keys() - _MOST_BYTES:
+    _check_speech_fields(form)
+    for name in form.files.keys() - _LARGEST_BYTES:
         check_media(name, form.files[name], limits)
     target = folder / f"{OUTPUT}{default_suffix(options)}"
     check_inputs(form.files["video"], audio, target, options)
-    speech = None if audio is None else str(audio)
-    preview = str(folder / PREVIEW)
-    task = Task(
-        job_id, str(form.files["video"]), speech, str(target), options, preview, limits.max_clip_s
+    return Task(
+        job_id,
+        str(form.files["video"]),
+        None if audio is None else str(audio),
+        str(target),
+        options,
+        preview=str(folder / PREVIEW),
+        most_s=limits.max_clip_s,
+        bundle=form.texts.get("bundle"),
+        label=label,
+        names=form.names,
     )
-    return replace(task, bundle=form.texts.get("bundle"), label=label, names=form.names)
+
+
+def _check_speech_fields(form: Form) -> None:
+    """Raises `InputError` unless a form has either speech of all, or of single persons."""
+    speakers = [name for name in form.files if SPEAKER.fullmatch(name)]
+    has_audio = "audio" in form.files
+    if has_audio is bool(speakers):
+        problem = f"was sent, and {speakers[0]}, too" if has_audio else "is missing"
+        cure = "send either all speech in the field audio, or each person's in speaker_0, speaker_1"
+        raise InputError(f"audio: {problem}; {cure}, …")
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:
@@ -216,49 +221,43 @@ def _options(form: Form, folder: Path) -> SyncOptions:
     page = values.pop("report", False)
     if not isinstance(page, bool):
         raise InputError("report: is true for a page with measures and pictures, or false")
-    files: dict[str, Any] = {
-        name: str(form.files[name]) for name in file_fields(SyncOptions) if name in form.files
-    }
-    for name in [
-        field_name(given) for given, value in values.items() if value not in (None, "", [])
-    ]:
-        if name in file_fields(SyncOptions) or (name == "speaker" and "turns" not in files):
+    files = dict[str, Any]()
+    speakers = list[Speaker]()
+    for name, path in form.files.items():
+        speaker = SPEAKER.fullmatch(name)
+        if speaker is not None:
+            speakers.append(Speaker(int(speaker[1]), str(path)))
+        elif name in file_fields(SyncOptions):
+            files[name] = str(path)
+    if speakers:
+        files["speaker"] = tuple(sorted(speakers, key=lambda each: each.face))
+    for text, value in values.items():
+        name = field_name(text)
+        is_file = name in file_fields(SyncOptions) or (name == "speaker" and "turns" not in files)
+        if is_file and value not in (None, "", []):
             cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
             raise InputError(f"{name}: cannot be named in options; {cure}")
-    speakers = {
-        int(found[1]): path
-        for name, path in form.files.items()
-        if (found := SPEAKER.fullmatch(name))
-    }
-    if speakers:
-        files["speaker"] = tuple(
-            Speaker(face, str(path)) for face, path in sorted(speakers.items())
-        )
     if page:
         files["report"] = str(folder / PAGE)
     return replace(from_texts(SyncOptions, values), **files, resume=False)
 
 
-def check_search(video: Path, limits: Limits, tell: Callable[[Any], None]) -> None:
-    """As `check_media`; raises `TooLarge`, too, for a video that is too large to be searched for
-    faces, and tells the pool how long a search of it may take.
+def check_search(video: Path, limits: Limits, on_progress: OnProgress) -> None:
+    """Raises as `check_media`, and `TooLarge` for a video that is too large to be searched for
+    faces. Reports to the pool how long a search of it may take.
     """
     extent = check_media("video", video, limits)
     if extent.pixels > _MOST_SEARCHED_PIXELS:
-        what = (
-            f"its pictures have {extent.pixels:.2g} pixels in "
-            f"all, and {_MOST_SEARCHED_PIXELS:g} are the most here"
-        )
-        raise TooLarge(f"search for faces: {what}; send a smaller or shorter video")
-    tell(TimeLimit(min(_SEARCH_S + extent.lasts_s, _MOST_SEARCH_S)))
+        most = f"and {_MOST_SEARCHED_PIXELS:g} are the most here"
+        problem = f"its pictures have {extent.pixels:.2g} pixels in all, {most}"
+        raise TooLarge(f"search for faces: {problem}; send a smaller or shorter video")
+    on_progress(TimeLimit(min(_SEARCH_BESIDE_S + extent.lasts_s, _LONGEST_SEARCH_S)))
 
 
 def check_media(name: str, path: Path, limits: Limits) -> Extent:
-    """Raises `InputError` for a file that cannot be read (`MediaError`), or is too long by its
-    packets.
-
-    Their stamps and the sum of their durations count, whatever the header says. `name`: field of
-    the file.
+    """Measures the file of the field `name` by its packets: their stamps and the sum of their
+    durations count, whatever the header says. Raises `InputError` if it cannot be read
+    (`MediaError`), or is too long.
     """
     from latentsync_trt.media.files import open_input, reading
 
@@ -271,31 +270,31 @@ def check_media(name: str, path: Path, limits: Limits) -> Extent:
         with reading(path):
             for packet in container.demux(streams) if streams else ():
                 if packet.pts is not None:
+                    end = packet.pts + (packet.duration or 0)
                     first_s = min(first_s, float(packet.pts * packet.time_base))
-                    last_s = max(
-                        last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base)
-                    )
+                    last_s = max(last_s, float(end * packet.time_base))
                 # Stamps may be missing, or begin again.
-                if packet.duration and packet.time_base:
-                    lasts_s = float(packet.duration * packet.time_base)
-                else:
-                    lasts_s = 0.0
-                rate = getattr(packet.stream, "guessed_rate", None)
-                played_s[packet.stream_index] += lasts_s or (
-                    float(1 / rate) if rate and packet.size else 0.0
-                )
+                played_s[packet.stream_index] += _duration_s(packet)
                 if packet.size and packet.stream.type == "video":
-                    picture: Any = packet.stream  # PyAV's types know no kinds of streams here
                     # FFmpeg does not know the size of pictures in an unknown codec.
-                    pixels[packet.stream_index] += getattr(picture, "width", 0) * getattr(
-                        picture, "height", 0
-                    )
+                    width = getattr(packet.stream, "width", 0)
+                    height = getattr(packet.stream, "height", 0)
+                    pixels[packet.stream_index] += width * height
                 if max(last_s - first_s, played_s[packet.stream_index]) > limits.max_clip_s:
                     break
     lasts_s = max(last_s - first_s, *played_s.values(), 0.0)
     if lasts_s > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
-        raise InputError(
-            f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}"
-        )
+        most = f"{limits.max_clip_s:g} s, the most here"
+        raise InputError(f"{name}: lasts longer than {most}; {cure}")
     return Extent(lasts_s, max(pixels.values(), default=0.0))
+
+
+def _duration_s(packet: Any) -> float:
+    """Returns how long a packet plays, as it says itself, or by the rate of its stream."""
+    if packet.duration and packet.time_base:
+        return float(packet.duration * packet.time_base)
+    rate = getattr(packet.stream, "guessed_rate", None)
+    if rate and packet.size:
+        return float(1 / rate)
+    return 0.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from latentsync_trt.errors import OutputError
 from latentsync_trt.files import whole_file
-from latentsync_trt.serve.admission import INPUTS
+from latentsync_trt.serve.admission import UPLOADS
 
 JOB_ID = re.compile(r"[0-9a-f]{32}")
 FULL = "service: its disk is full; free some space on it, or try again later"
@@ -60,7 +60,7 @@ class JobFolders:
 
     def make(self, job_id: str) -> Path:
         """Makes the folder of a new job; returns that of its uploads."""
-        uploads = self.jobs / job_id / INPUTS
+        uploads = self.jobs / job_id / UPLOADS
         uploads.mkdir(0o700, parents=True)
         return uploads
 
@@ -79,7 +79,7 @@ class JobFolders:
         """
         # On Windows, JSON doubles its backslashes.
         jobs = re.escape(json.dumps(str(self.jobs))[1:-1])
-        folder = rf"{jobs}[\\/]+{JOB_ID.pattern}[\\/]+(?:{INPUTS}[\\/]+)?"
+        folder = rf"{jobs}[\\/]+{JOB_ID.pattern}[\\/]+(?:{UPLOADS}[\\/]+)?"
         stored = "|".join(map(re.escape, names)) or "(?!)"
 
         def client_name(match: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response, WebSocket
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response, WebSocket
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -22,22 +22,26 @@ from latentsync_trt.live.session import LiveSession
 from latentsync_trt.option_fields import from_json
 from latentsync_trt.serve.admission import LiveLimits
 from latentsync_trt.serve.app import HANDLED, check_origin, guard, has_key, on_error, readable
-from latentsync_trt.serve.call import MARK, Call, start, tell
+from latentsync_trt.serve.call import MARK, Call, send_json, start
 
 _PAGE = Path(__file__).parent
-_POLICY = (
+_LIVE_POLICY = (
     "default-src 'self'; media-src 'self' blob:; style-src "
     "'self' 'unsafe-inline'; frame-ancestors 'self'"
 )
 _MOST_OFFER_BYTES = 64 * 1024
 _MOST_SOCKETS = 4
-"""Of a session: its page's, that of an engine, and those that one of them has lost."""
+"""WebSockets of a session: its page's, that of an engine, and those that one of them has lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _Message:
+    """What a viewer sends as JSON."""
+
     sdp: str = ""
+    """The offer of a WebRTC connection."""
     type: str = ""
+    """What the session shall do: "end", "stop" or "clear_buffer"."""
 
 
 class LiveService:
@@ -58,10 +62,8 @@ class LiveService:
         `LipSync.stream`.
         """
         if len(self.calls) + self._opening >= self.limits.max_sessions:
-            raise Busy(
-                f"live: {self.limits.max_sessions} viewers are "
-                "connected (--max-sessions); try again later"
-            )
+            viewers = f"{self.limits.max_sessions} viewers are connected (--max-sessions)"
+            raise Busy(f"live: {viewers}; try again later")
         self._opening += 1
         try:
             session = await run_in_threadpool(self._open)
@@ -78,9 +80,8 @@ class LiveService:
             answer = await call.answer(sdp)
         except Exception as error:
             await call.close()
-            raise InputError(
-                f"sdp: is no offer of a WebRTC connection ({type(error).__name__})"
-            ) from error
+            problem = f"is no offer of a WebRTC connection ({type(error).__name__})"
+            raise InputError(f"sdp: {problem}") from error
         start(self._end_in_time(call), self._tasks)
         return name, answer
 
@@ -93,7 +94,7 @@ class LiveService:
 
 
 def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) -> FastAPI:
-    """The application of a service; `key` and `own_hosts` as for `create_app`."""
+    """Returns the application of a service; `key` and `own_hosts` as for `create_app`."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -106,25 +107,9 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         title="latentsync-trt live", lifespan=lifespan, exception_handlers=handlers, docs_url=None
     )
     allowed = [Depends(guard(key, own_hosts))]
-    for path, name in ("/", "live.html"), ("/live.js", "live.js"):
-        app.add_route(path, partial(_file, name), include_in_schema=False)
-
-    @app.post("/v1/live", status_code=201, dependencies=allowed)
-    async def open_call(request: Request) -> dict[str, str]:
-        """Opens a session for the viewer who offers a connection."""
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_OFFER_BYTES:
-                raise HTTPException(413, f"offer: has more than {_MOST_OFFER_BYTES // 1024} kB")
-        offer = from_json(_Sent, body, 'offer: is not JSON as {"sdp": "v=0…"}', InputError)
-        name, answer = await service.call(offer.sdp)
-        return {"id": name, "type": "answer", "sdp": answer, "mark": MARK}
-
-    @app.delete("/v1/live/{name}", status_code=204, dependencies=allowed)
-    async def close_call(name: str) -> None:
-        """Ends a session."""
-        await _found(service, name).close()
+    app.add_route("/", partial(_page_file, "live.html"), include_in_schema=False)
+    app.add_route("/live.js", partial(_page_file, "live.js"), include_in_schema=False)
+    app.include_router(_calls(service), dependencies=allowed)
 
     @app.websocket("/v1/live/{name}/speech")
     async def speech(
@@ -135,13 +120,7 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
         """
         if key is None or not has_key(socket, key):  # browsers cannot send one here
             check_origin(socket, own_hosts and key is None)
-        call = _found(service, name)
-        if len(call.sockets) >= _MOST_SOCKETS:
-            raise Busy(
-                f"live session {name[:40]}: has {_MOST_SOCKETS} "
-                "WebSockets open, the most; close one"
-            )
-        await _converse(socket, call, rate)
+        await _converse(socket, _call_of(service, name), rate)
 
     @readable(app, "/healthz")
     def health() -> dict[str, str]:
@@ -151,12 +130,35 @@ def live_app(service: LiveService, key: str | None, *, own_hosts: bool = False) 
     @readable(app, "/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(_figures(service), media_type=CONTENT_TYPE_LATEST)
+        return Response(_live_figures(service), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
-def _figures(service: LiveService) -> bytes:
+def _calls(service: LiveService) -> APIRouter:
+    router = APIRouter(prefix="/v1/live")
+
+    @router.post("", status_code=201)
+    async def open_call(request: Request) -> dict[str, str]:
+        """Opens a session for the viewer who offers a connection."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_OFFER_BYTES:
+                raise HTTPException(413, f"offer: has more than {_MOST_OFFER_BYTES // 1024} kB")
+        offer = from_json(_Message, body, 'offer: is not JSON as {"sdp": "v=0…"}', InputError)
+        name, answer = await service.call(offer.sdp)
+        return {"id": name, "type": "answer", "sdp": answer, "mark": MARK}
+
+    @router.delete("/{name}", status_code=204)
+    async def close_call(name: str) -> None:
+        """Ends a session."""
+        await _call_of(service, name).close()
+
+    return router
+
+
+def _live_figures(service: LiveService) -> bytes:
     registry = CollectorRegistry()
     calls = list(service.calls.values())
     late = sum(call.session.counts.late for call in calls)
@@ -169,20 +171,24 @@ def _figures(service: LiveService) -> bytes:
     return generate_latest(registry)
 
 
-def _file(name: str, _: Request) -> FileResponse:
-    return FileResponse(_PAGE / name, headers={"Content-Security-Policy": _POLICY})
+def _page_file(name: str, _: Request) -> FileResponse:
+    return FileResponse(_PAGE / name, headers={"Content-Security-Policy": _LIVE_POLICY})
 
 
-def _found(service: LiveService, name: str) -> Call:
+def _call_of(service: LiveService, name: str) -> Call:
     if name not in service.calls:
-        raise HTTPException(
-            404, f"live session {name[:40]}: there is none, or it has ended; open another"
-        )
+        problem = "there is none, or it has ended; open another"
+        raise HTTPException(404, f"live session {name[:40]}: {problem}")
     return service.calls[name]
 
 
 async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
-    """Answers each message: what is said, with the seconds that wait."""
+    """Answers each message of a viewer until he leaves; raises `Busy` where too many sockets are
+    open.
+    """
+    if len(call.sockets) >= _MOST_SOCKETS:
+        cure = f"has {_MOST_SOCKETS} WebSockets open, the most; close one"
+        raise Busy(f"live session: {cure}")
     call.sockets.add(socket)
     try:
         await socket.accept()
@@ -191,30 +197,29 @@ async def _converse(socket: WebSocket, call: Call, rate_hz: int) -> None:
             if message["type"] == "websocket.disconnect":
                 return
             try:
-                await tell(socket, **await asyncio.to_thread(_done, call.session, message, rate_hz))
+                answer = await asyncio.to_thread(_carry_out, call.session, message, rate_hz)
+                await send_json(socket, **answer)
             except LatentSyncError as error:
-                await tell(socket, type="error", error=str(error), busy=isinstance(error, Busy))
+                busy = isinstance(error, Busy)
+                await send_json(socket, type="error", error=str(error), busy=busy)
     finally:
         call.sockets.remove(socket)
 
 
-def _done(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
-    """Does what a message asks for."""
+def _carry_out(session: LiveSession, message: Any, rate_hz: int) -> dict[str, Any]:
+    """Does what a message asks for; returns the answer. Raises `LatentSyncError`."""
     samples = message.get("bytes")
-    text = message.get("text")
     if samples is not None:
         if len(samples) % 2:
-            raise InputError(
-                "say: an odd number of bytes; send 16-bit samples, little-endian, mono"
-            )
-        return {
-            "type": "buffered",
-            "seconds": round(session.say(np.frombuffer(samples, "<i2"), rate_hz), 3),
-        }
-    kind = from_json(_Sent, text, 'message: is not JSON as {"type": "end"}', InputError).type
+            cure = "send 16-bit samples, little-endian, mono"
+            raise InputError(f"say: an odd number of bytes; {cure}")
+        waiting_s = session.say(np.frombuffer(samples, "<i2"), rate_hz)
+        return {"type": "buffered", "seconds": round(waiting_s, 3)}
+    example = 'message: is not JSON as {"type": "end"}'
+    kind = from_json(_Message, message.get("text"), example, InputError).type
     if kind == "end":
         session.end()
         return {"type": "ended"}
     if kind in ("stop", "clear_buffer"):
         return {"type": "stopped", "heard_s": round(session.stop(), 3)}
-    raise InputError(f"message: {str(kind)[:40]} is none of end, stop and clear_buffer")
+    raise InputError(f"message: {kind[:40]} is none of end, stop and clear_buffer")

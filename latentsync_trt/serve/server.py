@@ -18,7 +18,7 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.paths import PrintableLines
 
 MOST_MESSAGE_BYTES = 2 * 48_000 * 60
-"""Of a WebSocket: a minute of samples at the highest rate."""
+"""Largest message of a WebSocket: a minute of samples at the highest rate."""
 
 SETTINGS: Any = {
     "log_config": None,
@@ -30,8 +30,9 @@ SETTINGS: Any = {
 SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
 
 SILENT_S = 2.0
+"""The rest of a request is read until nothing arrives for so long."""
 MOST_S = 30.0
-"""The rest of a request is read until nothing arrives for so long, and no longer than this."""
+"""It is read no longer than this."""
 
 
 def log_to_stderr() -> None:
@@ -49,9 +50,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"--host {host} --port {port}: cannot be used ({reason}); choose another"
-        ) from error
+        problem = f"cannot be used ({reason})"
+        raise InputError(f"--host {host} --port {port}: {problem}; choose another") from error
 
 
 def run(app: Starlette, listener: socket.socket, check: Callable[[], None] = lambda: None) -> None:
@@ -84,35 +84,34 @@ class LingeringClose:
     """
 
     def __init__(self, app: ASGIApp, most_bytes: float) -> None:
-        """`most_bytes`: of a request that is read so; the connections of larger ones are reset."""
+        """`most_bytes`: size of a request that is read; connections of larger ones are reset."""
         self._app = app
         self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", ()))
-        if scope["type"] != "http" or headers.get(
-            b"content-length", headers.get(b"transfer-encoding")
-        ) in (None, b"0"):
+        length = headers.get(b"content-length", headers.get(b"transfer-encoding"))
+        if scope["type"] != "http" or length in (None, b"0"):
             await self._app(scope, receive, send)
             return
-        open_ = True
+        has_more = True
         received_bytes = 0
 
         async def counted() -> Message:
-            nonlocal open_, received_bytes
+            nonlocal has_more, received_bytes
             message = await receive()
-            open_ = message.get("more_body", False)
+            has_more = message.get("more_body", False)
             received_bytes += len(message.get("body", b""))
             return message
 
         async def send_then_read(message: Message) -> None:
-            if open_ and message["type"] == "http.response.start":
+            if has_more and message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            elif open_ and not message.get("more_body", False):
+            elif has_more and not message.get("more_body", False):
                 await send({**message, "more_body": True})
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MOST_S):
-                        while open_ and received_bytes < self._most_bytes:
+                        while has_more and received_bytes < self._most_bytes:
                             await asyncio.wait_for(counted(), SILENT_S)
                 message = {"type": "http.response.body"}
             await send(message)
