@@ -16,12 +16,13 @@ from av.stream import Disposition
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.sound_pieces import SoundPiece
-from latentsync_trt.media.writer import FileExtras, VideoWriter
+from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.types import (
     ColorTags,

@@ -13,10 +13,11 @@ from av.stream import AttachmentStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.sound_pieces import SoundPiece
-from latentsync_trt.media.writer import FileExtras, VideoWriter
+from latentsync_trt.media.writer import VideoWriter
 from tests.clips import write_sound
 from tests.test_mark import SOURCE_TYPE, boxes
 from tests.test_other_streams import ASS_HEADER

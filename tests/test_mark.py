@@ -10,11 +10,12 @@ import av
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.tags import append_xmp, with_mark
-from latentsync_trt.media.writer import FileExtras, VideoWriter
+from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.version import __version__
 from tests.clips import copied, decoded, numbered, write_clip, write_video
 

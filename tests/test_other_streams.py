@@ -11,11 +11,12 @@ import pytest
 from av.stream import Disposition
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.sound_pieces import SoundPiece
-from latentsync_trt.media.writer import FileExtras, VideoWriter
+from latentsync_trt.media.writer import VideoWriter
 
 LENGTH_S = Fraction(3, 2)
 SHOWN = (("Hello <i>world</i>", 200, 500), ("Second", 1200, 500))

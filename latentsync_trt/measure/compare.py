@@ -139,20 +139,10 @@ def compare_results(
     """
     delays = delays_of(clip.video, clip.audio)
     meters = dict[str, SyncMeter]()
-    curves = dict[str, Curves]()
-    for side, video in zip("AB", videos, strict=True):
-        if network is not None:
-            meters[side] = SyncMeter(network, clip.audio, delays.sound_s)
-        curves[side] = measure_clip(
-            video,
-            clip.audio,
-            delay_s=delays.sound_s,
-            on_progress=labeled(on_progress, side),
-            meter=meters.get(side),
-        )
-    count = min(map(len, curves.values()))
-    for side, each in curves.items():
-        curves[side] = Curves(each.gaps[:count], each.levels_db[:count])
+    if network is not None:
+        meters = {side: SyncMeter(network, clip.audio, delays.sound_s) for side in "AB"}
+    curves = _measure_both(videos, clip.audio, delays.sound_s, meters, on_progress)
+    count = len(curves["A"])
     comparison = _FaceComparison(side_px, choose_moments(curves["A"]))
     views = face_views(_pictures_of(clip, videos, count, delays), side_px)
     video = report.with_suffix(".mp4")
@@ -173,6 +163,25 @@ def compare_results(
     lips = (measure_lips(curves["A"]), measure_lips(curves["B"]))
     results = ClipResults(clip.video.name, count, likeness, lips, tuple(syncnet.values()))
     return results, figures
+
+
+def _measure_both(
+    videos: Sequence[Path],
+    audio: Path,
+    delay_s: Fraction,
+    meters: Mapping[str, SyncMeter],
+    on_progress: ProgressCallback,
+) -> dict[str, Curves]:
+    """Returns the curves of A and B, as far as both go."""
+    curves = dict[str, Curves]()
+    for side, video in zip("AB", videos, strict=True):
+        watch = labeled(on_progress, side)
+        meter = meters.get(side)
+        curves[side] = measure_clip(video, audio, delay_s=delay_s, on_progress=watch, meter=meter)
+    count = min(map(len, curves.values()))
+    return {
+        side: Curves(each.gaps[:count], each.levels_db[:count]) for side, each in curves.items()
+    }
 
 
 def _pictures_of(

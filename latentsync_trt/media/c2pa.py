@@ -23,9 +23,8 @@ _OTHER_FORMAT = "application/octet-stream"
 _PRIVATE_KEY = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL
 )
-# By a key's curve, or the name of its class.
-_ALGORITHMS = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
-_ALGORITHMS |= {"RSAPrivateKey": "ps256", "Ed25519PrivateKey": "ed25519"}
+_CURVE_ALGORITHMS = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
+"""C2PA's names of ECDSA by the curve of the key."""
 
 _AGENT = {"name": "latentsync-trt", "version": __version__}
 _EDIT = {
@@ -34,24 +33,33 @@ _EDIT = {
     "softwareAgent": _AGENT,
     "description": "lips changed to follow speech",
 }
-# A thumbnail of a video is made of nothing.
-_SETTINGS = {"builder": {"thumbnail": {"enabled": False}}, "verify": {"verify_after_sign": True}}
+_C2PA_SETTINGS = {
+    "builder": {"thumbnail": {"enabled": False}},
+    "verify": {"verify_after_sign": True},
+}
+"""Without a thumbnail, which of a video would be made of nothing."""
 _SOURCE = "source"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A certificate chain and its private key, as PEM, and the algorithm that the key is for."""
+    """What signs a video."""
 
     chain: bytes
+    """Certificates as PEM, the signer's first."""
     key: bytes
+    """The private key as PEM."""
     algorithm: str
+    """C2PA's name of the algorithm that the key is for."""
 
 
 def read_credentials(pem: Path, output: Path) -> Credentials:
     """Reads the certificate chain and the private key in `pem`, and signs a picture on trial.
-    Raises `InputError`: the file cannot be used, chain and key are no pair, or the container cannot
-    hold them; `MissingDependency`: no extra.
+
+    Raises:
+        InputError: the file cannot be used, chain and key are no pair, or the container cannot hold
+            credentials.
+        MissingDependency: the extra c2pa is not installed.
     """
     if output.suffix.lower() not in FORMATS:
         raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
@@ -74,11 +82,14 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
 
 def sign(path: Path, source: Path, credentials: Credentials, title: str = "") -> tuple[str, ...]:
     """Replaces a finished video, .mp4 or .mov, by the same with credentials, verified; returns what
-    they lack.
+    they lack. Raises `OutputError`.
 
     Takes half a gigabyte of memory at most, and for a moment twice the disk space: a file named
-    "signed" beside it. `source`: what was changed. `title`: the video's name, if not that of
-    `path`. Raises `OutputError`.
+    "signed" beside it.
+
+    Args:
+        source: the video that was changed.
+        title: the video's name, if not that of `path`.
     """
     mime = FORMATS[path.suffix.lower()]
     signed = path.with_name("signed")
@@ -111,7 +122,7 @@ def _write_signed(
     try:
         with (
             c2pa.Signer.from_info(info) as signer,
-            c2pa.Context.from_dict(_SETTINGS) as context,
+            c2pa.Context.from_dict(_C2PA_SETTINGS) as context,
             c2pa.Builder.from_json(json.dumps(manifest), context) as builder,
         ):
             notices = () if source is None else _add_source(builder, source)
@@ -127,10 +138,11 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
 
     ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
     mime, _ = MimeTypes().guess_type(source.name)
-    known = mime in c2pa.Reader.get_supported_mime_types()
+    if mime not in c2pa.Reader.get_supported_mime_types():
+        mime = _OTHER_FORMAT
     with source.open("rb") as file:
         try:
-            builder.add_ingredient(ingredient, mime if known else _OTHER_FORMAT, file)
+            builder.add_ingredient(ingredient, mime, file)
         except c2pa.C2paError as error:
             file.seek(0)
             builder.add_ingredient(ingredient, _OTHER_FORMAT, file)
@@ -143,6 +155,9 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
 
 def _credentials_in(pem: Path) -> Credentials:
     from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
     try:
@@ -160,11 +175,14 @@ def _credentials_in(pem: Path) -> Credentials:
             "private key without a password, all in PEM format"
         )
         raise InputError(f"{pem}: cannot be used: {error}; it must contain {wanted}") from error
-    if hasattr(private, "curve"):
-        kind = private.curve.name
-    else:
-        kind = type(private).__name__
-    if kind not in _ALGORITHMS:
+    algorithm: str | None = None
+    if isinstance(private, EllipticCurvePrivateKey):
+        algorithm = _CURVE_ALGORITHMS.get(private.curve.name)
+    elif isinstance(private, RSAPrivateKey):
+        algorithm = "ps256"
+    elif isinstance(private, Ed25519PrivateKey):
+        algorithm = "ed25519"
+    if algorithm is None:
         keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
         raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
-    return Credentials(chain, key, _ALGORITHMS[kind])
+    return Credentials(chain, key, algorithm)

@@ -1,6 +1,6 @@
 """What an output consists of besides its picture's parts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from io import BytesIO
@@ -10,11 +10,31 @@ import av
 from av.container import OutputContainer
 
 from latentsync_trt.media.encoders import VideoEncoder
-from latentsync_trt.media.soundtrack import ChosenSound
+from latentsync_trt.media.sound_pieces import SoundPiece
+from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, choose_sound
 from latentsync_trt.media.tags import file_tags, has_keys
 from latentsync_trt.types import VideoInfo
 
 _FFMPEG_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileExtras:
+    """What a file is to hold besides its pictures."""
+
+    sound: tuple[SoundPiece, ...] = ()
+    """The pieces whose sum is the sound; none for silence."""
+    source: Path | None = None
+    """A file whose other audio tracks, subtitles, chapters and tags are kept."""
+    source_delay_s: Fraction = Fraction(0)
+    """When the first picture of `source` is shown in the output."""
+    mark: bool = False
+    """Whether the file says that AI changed the picture."""
+    sign: Callable[[Path], tuple[str, ...]] | None = None
+    """Called with the complete file; returns notices."""
+
+
+NO_EXTRAS = FileExtras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +45,29 @@ class Contents:
     encoder: VideoEncoder
     info: VideoInfo
     """Properties of the source, for what not every part stores."""
-    sound: ChosenSound = ChosenSound(())
-    source: Path | None = None
+    sound: ChosenSound
+    source: Path | None
     """The file to take tags and other streams from."""
-    origin_s: Fraction = Fraction(0)
+    origin_s: Fraction
     """The stamp of `source` that is time 0 of the output."""
-    mark: bool = False
+    mark: bool
     """Whether the file says that AI changed the picture."""
 
     def read_tags(self) -> dict[str, str]:
         """Returns the tags of the output's file."""
         return file_tags(self.source, self.suffix, mark=self.mark)
+
+
+def choose_contents(
+    suffix: str, encoder: VideoEncoder, info: VideoInfo, extras: FileExtras
+) -> Contents:
+    """Returns what an output holds; raises as `choose_sound`."""
+    sound = ChosenSound(())
+    if extras.sound:
+        lossless = encoder.codec in LOSSLESS_WITH
+        sound = choose_sound(extras.sound, suffix, lossless=lossless)
+    origin_s = (info.start_s or Fraction(0)) - extras.source_delay_s
+    return Contents(suffix, encoder, info, sound, extras.source, origin_s, extras.mark)
 
 
 def open_output(

@@ -22,8 +22,8 @@ from latentsync_trt.media.encoders import (
     SVT_AV1,
     USUAL_CHROMA_X,
     USUAL_CHROMA_Y,
+    ChromaSampling,
     Library,
-    Sampling,
     VideoEncoder,
     chroma_sampling,
     problem_of,
@@ -140,13 +140,13 @@ def _make_encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo
     sampling = chroma_sampling(form)
     settings = _quality_and_speed(codec, name, options)
     if codec == "prores":
-        settings.setdefault(library.speed, "4444" if sampling == Sampling(16, 16) else "hq")
-    parameters = _parameters(library.ffmpeg, form, info)
+        settings.setdefault(library.speed, "4444" if sampling == ChromaSampling(16, 16) else "hq")
+    parameters = _library_parameters(library.ffmpeg, form, info)
     if parameters:
         settings[f"{name}-params"] = ":".join(map("=".join, parameters.items()))
     place = _chroma_place(sampling, info)
     # Of other samplings than 4:2:0, H.264 and HEVC do not state it.
-    states_place = library.ffmpeg not in PLACES_OF_ENCODERS or sampling == Sampling(8, 8)
+    states_place = library.ffmpeg not in PLACES_OF_ENCODERS or sampling == ChromaSampling(8, 8)
     if place in CHROMA_PLACES and states_place:
         settings["chroma_sample_location"] = CHROMA_PLACES[place]
     # FFV1 codes any size; the others only whole samples of chroma.
@@ -194,7 +194,7 @@ def _quality_and_speed(codec: Codec, name: str, options: SyncOptions) -> dict[st
     return settings
 
 
-def _parameters(ffmpeg: str, form: VideoFormat, info: VideoInfo) -> dict[str, str]:
+def _library_parameters(ffmpeg: str, form: VideoFormat, info: VideoInfo) -> dict[str, str]:
     """Returns the settings that an encoder's library takes by names of its own."""
     parameters = _hdr_parameters(ffmpeg, info.hdr)
     if ffmpeg == "libx265":  # reports its settings on standard error
@@ -263,7 +263,7 @@ def _encoded_color(color: ColorTags, form: VideoFormat) -> ColorTags:
     return ColorTags(primaries, transfer, matrix, full_range=False)
 
 
-def _chroma_place(sampling: Sampling, info: VideoInfo) -> tuple[int, int] | None:
+def _chroma_place(sampling: ChromaSampling, info: VideoInfo) -> tuple[int, int] | None:
     """Returns where the chroma samples of an encoded picture lie: as in the source and, along an
     axis on which that has one for each pixel, where players expect them.
     """

@@ -105,15 +105,15 @@ ON_CPU: dict[Codec, str] = {codec: name for codec, name in LIBRARIES if name != 
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class ChromaSampling:
     """How many chroma samples a pixel format has in 16 pixels: 16, 8 or 4."""
 
     columns: int
     rows: int
 
 
-def chroma_sampling(form: VideoFormat) -> Sampling:
-    return Sampling(form.chroma_width(16), form.chroma_height(16))
+def chroma_sampling(form: VideoFormat) -> ChromaSampling:
+    return ChromaSampling(form.chroma_width(16), form.chroma_height(16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class VideoEncoder:
         believes_container = suffix == ".mkv" and self.codec not in ("h264", "hevc")
         if believes_container and name in _PLACES_IN_MKV:
             return True
-        return sampling == Sampling(8, 8) and name in PLACES_OF_ENCODERS.get(self.ffmpeg, ())
+        return sampling == ChromaSampling(8, 8) and name in PLACES_OF_ENCODERS.get(self.ffmpeg, ())
 
 
 def add_video(

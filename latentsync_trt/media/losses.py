@@ -14,7 +14,7 @@ from latentsync_trt.media.contents import Contents, open_output
 from latentsync_trt.media.files import codec_name, open_input
 from latentsync_trt.media.other_streams import (
     TrackTags,
-    fits,
+    fits_container,
     open_others,
     other_streams,
     track_tags,
@@ -45,17 +45,17 @@ def losses(contents: Contents) -> Iterator[str]:
     if contents.source is not None:
         with open_input(contents.source) as container:
             for stream in other_streams(contents.source, container):
-                if not fits(stream, suffix):
-                    fits_mkv = fits(stream, ".mkv")
+                if not fits_container(stream, suffix):
+                    fits_mkv = fits_container(stream, ".mkv")
                     cure = f": {suffix} cannot hold it, .mkv can" if fits_mkv else ""
-                    yield f"{_label(stream)} is left out{cure}"
+                    yield f"{_stream_label(stream)} is left out{cure}"
             for name, value in container.metadata.items():
                 if name.lower() == "timecode":
                     yield f"the timecode {value} is left out"
         yield from _lost_tags(contents)
 
 
-def _label(stream: Stream) -> str:
+def _stream_label(stream: Stream) -> str:
     if isinstance(stream, AttachmentStream):
         return f"the attached file {stream.name}"
     # Time codes, positions and motion have no codec.

@@ -35,11 +35,10 @@ def assemble(
     """Writes the parts in `folder` to `path`; returns what could not be kept of the source. Raises
     `MediaError`, and `FFmpegError` and `OSError` if `path` cannot be written.
     """
+    suffix = contents.suffix
     tags = contents.read_tags()
-    options = {"max_interleave_delta": str(_MOST_HELD_US)}
-    if contents.suffix != ".mkv" and finished.per_s >= _LEAST_TIMESCALE:
-        options["video_track_timescale"] = str(finished.per_s)
-    container = open_output(f"file:{path}", contents.suffix, tags, "+faststart", options)
+    options = _muxer_options(finished, suffix)
+    container = open_output(f"file:{path}", suffix, tags, "+faststart", options)
     problems = list[str]()
     try:
         with ExitStack() as opened:
@@ -50,19 +49,27 @@ def assemble(
                 streams.append(opened.enter_context(sound))
             if contents.source is not None:
                 others = open_others(contents, container, finished.end_s)
-                timed_others = opened.enter_context(others)
-                streams += [_until_damaged(timed, problems) for timed in timed_others]
+                streams += [
+                    _until_damaged(timed, problems) for timed in opened.enter_context(others)
+                ]
             container.start_encoding()  # opens the encoders
             kept = [takewhile(lambda timed: timed[0] < finished.end_s, timed) for timed in streams]
             for _, packet in merge(*kept, key=itemgetter(0)):
                 container.mux(packet)
             container.close()
-        if contents.mark and contents.suffix != ".mkv" and "xmp" not in tags:
+        if contents.mark and suffix != ".mkv" and "xmp" not in tags:
             append_xmp(path)
     except BaseException:
         abandon(container, path)
         raise
     return tuple(problems)
+
+
+def _muxer_options(finished: FinishedParts, suffix: str) -> dict[str, str]:
+    options = {"max_interleave_delta": str(_MOST_HELD_US)}
+    if suffix != ".mkv" and finished.per_s >= _LEAST_TIMESCALE:
+        options["video_track_timescale"] = str(finished.per_s)
+    return options
 
 
 def _add_video(

@@ -74,7 +74,7 @@ def other_streams(path: Path, container: InputContainer) -> Iterator[Stream]:
             yield stream
 
 
-def fits(stream: Stream, suffix: str) -> bool:
+def fits_container(stream: Stream, suffix: str) -> bool:
     """Whether a container can hold a stream, or what its text can become."""
     if isinstance(stream, AudioStream):
         return codec_name(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
@@ -96,7 +96,7 @@ def open_others(
         _copy_tags(path, container, contents, output)
         added = list[TimedPackets]()
         for listed in other_streams(path, container):
-            if not fits(listed, contents.suffix):
+            if not fits_container(listed, contents.suffix):
                 continue
             if isinstance(listed, AttachmentStream):
                 name = listed.name or "file"

@@ -271,14 +271,14 @@ def _decoding_stamps(parts: Sequence[ClosedPart]) -> list[int]:
     first ones are such that all packets together last as long as the pictures, since MP4 has a
     duration for each packet only.
     """
-    shown = list[int]()
+    stamps = list[int]()
     delay = 0
     for part in parts:
         ordered = sorted(part.stamps)
         ranks = {stamp: rank for rank, stamp in enumerate(ordered)}
         for place, stamp in enumerate(part.stamps):
             delay = max(delay, place - ranks[stamp])
-        shown += ordered
-    lead = shown[-1] - shown[-1 - delay]
-    first = shown[0] - lead
-    return [*(first + lead * index // delay for index in range(delay)), *shown]
+        stamps += ordered
+    lead = stamps[-1] - stamps[-1 - delay]
+    first = stamps[0] - lead
+    return [*(first + lead * index // delay for index in range(delay)), *stamps]

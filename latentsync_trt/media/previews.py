@@ -8,6 +8,7 @@ from pathlib import Path
 import av
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.decoding import is_photo
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.files import codec_name, open_input
@@ -15,7 +16,7 @@ from latentsync_trt.media.pictures import picture_info, small_rgb
 from latentsync_trt.media.playback import HELD_S, Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.sound_pieces import SoundPiece
-from latentsync_trt.media.writer import FileExtras, VideoWriter
+from latentsync_trt.media.writer import VideoWriter
 
 _PREVIEW_PX = 720
 _UNSEEN_S = Fraction(1, 100)

@@ -44,7 +44,7 @@ _XMP = f"""<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 </x:xmpmeta>
 <?xpacket end="r"?>"""
 
-_MARKS = {
+_MARK_TAGS = {
     ".mp4": {"encoding_tool": _TOOL},
     ".mov": {"xmp": _XMP},
     ".mkv": {"DIGITAL_SOURCE_TYPE": SOURCE_TYPE, "SOFTWARE": _TOOL},
@@ -53,7 +53,7 @@ _MARKS = {
 
 FFmpeg writes XMP into .mov only, and any other key as a tag of .mkv.
 """
-_MARK_NAMES = {name.lower() for tags in _MARKS.values() for name in tags}
+_MARK_NAMES = {name.lower() for tags in _MARK_TAGS.values() for name in tags}
 
 _TAGS_OF_THE_FILE = (
     "major_brand",
@@ -123,7 +123,7 @@ def with_mark(tags: Mapping[str, str], suffix: str) -> dict[str, str]:
     for name in comments or ["comment"]:
         words = _OUR_COMMENTS.sub("", marked.get(name, ""))
         marked[name] = f"{words}; {_COMMENT}" if words else _COMMENT
-    return {**marked, **_MARKS[suffix]}
+    return {**marked, **_MARK_TAGS[suffix]}
 
 
 def is_mark(name: str) -> bool:

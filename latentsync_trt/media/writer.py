@@ -1,8 +1,8 @@
 """Video output: encoded once, with its sound; the file appears only when it is complete."""
 
 import contextlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from math import lcm
@@ -21,7 +21,7 @@ from latentsync_trt.files import (
     temporary_folder,
     work_folder,
 )
-from latentsync_trt.media.contents import Contents
+from latentsync_trt.media.contents import NO_EXTRAS, FileExtras, choose_contents
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import writing
@@ -30,7 +30,6 @@ from latentsync_trt.media.muxing import assemble
 from latentsync_trt.media.parts import FinishedParts, PartWriter, ResumeRequest, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.sound_pieces import SoundPiece
-from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.stopping import delayed
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
@@ -43,22 +42,6 @@ disk.
 """
 _FINE_PER_S = 600
 """Units of time in a second with which no picture is visibly early or late."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileExtras:
-    """What a file holds besides its pictures."""
-
-    sound: tuple[SoundPiece, ...] = ()
-    """The pieces whose sum is the sound; none for silence."""
-    source: Path | None = None
-    """A file whose other audio tracks, subtitles, chapters and tags are kept."""
-    source_delay_s: Fraction = Fraction(0)
-    """When the first picture of `source` is shown in the output."""
-    mark: bool = False
-    """Whether the file says that AI changed the picture."""
-    sign: Callable[[Path], tuple[str, ...]] | None = None
-    """Called with the complete file; returns notices."""
 
 
 class VideoWriter:
@@ -90,21 +73,14 @@ class VideoWriter:
         output: Path,
         info: VideoInfo,
         encoder: VideoEncoder,
-        extras: FileExtras = FileExtras(),
+        extras: FileExtras = NO_EXTRAS,
         resume: ResumeRequest | None = None,
     ) -> None:
         suffix = output.suffix.lower()
-        sound = ChosenSound(())
-        if extras.sound:
-            lossless = encoder.codec in LOSSLESS_WITH
-            sound = choose_sound(extras.sound, suffix, lossless=lossless)
-        origin_s = (info.start_s or Fraction(0)) - extras.source_delay_s
         self.output = output
         self._resume = resume
         self._sign = extras.sign
-        self._contents = Contents(
-            suffix, encoder, info, sound, extras.source, origin_s, extras.mark
-        )
+        self._contents = choose_contents(suffix, encoder, info, extras)
         self._maker = PictureMaker(info, encoder)
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
         if per_s < _FINE_PER_S:  # pictures held at the model's rate would be rounded visibly
@@ -243,7 +219,7 @@ def write_pictures(
     options = SyncOptions(crf=_NEAR_LOSSLESS_CRF)
     if lossless:
         options = SyncOptions(codec="ffv1")
-    extras = FileExtras()
+    extras = NO_EXTRAS
     if audio is not None:
         extras = FileExtras((SoundPiece(audio, audio_delay_s),))
     with VideoWriter(path, info, choose_encoder(options, info), extras) as writer:

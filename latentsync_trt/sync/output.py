@@ -8,9 +8,10 @@ from pathlib import Path
 
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.media.c2pa import sign
+from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.parts import ResumeRequest
 from latentsync_trt.media.pictures import small_rgb
-from latentsync_trt.media.writer import FileExtras, VideoWriter
+from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FrameJob
 from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.pace import Pace
