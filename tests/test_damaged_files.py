@@ -85,9 +85,7 @@ def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: 
     content[6:10] = (16_000).to_bytes(2, "little") * 2
     path.write_bytes(content)
     for read in (probe, lambda path: list(read_frames(path))):
-        with pytest.raises(
-            MediaError, match=r"seed\.gif: its pictures .* at most 36 million pixels"
-        ):
+        with pytest.raises(MediaError, match=r"seed\.gif: .* 36 million pixels"):
             read(path)
 
 
@@ -98,9 +96,7 @@ def test_a_pipe_is_refused_and_not_waited_for(
 ) -> None:
     os.mkfifo(tmp_path / "pipe.mp4")
     for path in (tmp_path / "pipe.mp4", Path("/dev/null")):
-        with pytest.raises(
-            MediaError, match=rf"{path}: is a pipe or a device; .* write it to one first"
-        ):
+        with pytest.raises(MediaError, match=f"{path}: is a pipe"):
             read(path)
 
 
@@ -112,14 +108,11 @@ def test_errors_count_from_the_start_of_the_clip(tmp_path: Path) -> None:
             times = list(range(5_000_000 + 400 * part, 5_000_400 + 400 * part, 40))
             pictures = numbered(10, 64 * (part + 1), 96 * (part + 1))
             target.write(write_video(tmp_path / "part.ts", pictures, times=times).read_bytes())
-    with pytest.raises(
-        MediaError,
-        match=r"joined\.ts: its video breaks off after 0\.3\d s; .* from 96×64 to 192×128",
-    ):
+    with pytest.raises(MediaError, match=r"joined\.ts: .* 0\.3\d s; .* 192×128"):
         list(read_frames(joined))
 
 
 def test_a_sample_rate_that_cannot_be_is_refused(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "sound.wav", np.zeros(1000, np.float32), 4_000_001)
-    with pytest.raises(MediaError, match=r"sound\.wav: its audio has 4000001 samples per second"):
+    with pytest.raises(MediaError, match=r"sound\.wav: .* 4000001 samples"):
         next(read_audio_blocks(path))

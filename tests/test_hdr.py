@@ -71,8 +71,8 @@ def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, lip_sync: LipSync
         assert name == new_name == "yuv420p10le"
         changed = np.argwhere(luma != new_luma)
         assert len(changed)
-        (top, left), (bottom, right) = changed.min(0), changed.max(0)
-        assert (bottom - top) * (right - left) < luma.size / 4
+        height, width = changed.max(0) - changed.min(0)
+        assert height * width < luma.size / 4
 
 
 @pytest.mark.parametrize("transfer", [PQ, HLG])
@@ -89,7 +89,7 @@ def test_what_the_networks_left_unchanged_keeps_its_light(sampling: str, transfe
 
 
 def test_dolby_vision_needs_a_picture_for_other_displays() -> None:
-    with pytest.raises(InputError, match=r"Dolby Vision .* export it as HDR10, HLG or SDR"):
+    with pytest.raises(InputError, match=r"Dolby Vision"):
         metadata_of(2, {Type.DOVI_METADATA: b""})
     compatible = metadata_of(HLG, {Type.DOVI_METADATA: b"", Type.DYNAMIC_HDR_PLUS: b""})
     assert compatible == HdrMetadata(dynamic=("Dolby Vision", "HDR10+"))

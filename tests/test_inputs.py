@@ -86,9 +86,7 @@ def test_sound_that_breaks_off_late_is_found_before_engines_are_built(
         assert not builder.built
         lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
         assert builder.built
-        with pytest.raises(
-            InputError, match=r"out\.mp4: exists already; .* replace it with --overwrite"
-        ):
+        with pytest.raises(InputError, match=r"out\.mp4: exists already"):
             lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
 
 
@@ -156,5 +154,5 @@ def test_what_decides_comes_before_the_work_and_is_in_the_report(tmp_path: Path)
     ):
         assert sum(words in line for line in before) == 1
         assert sum(words in notice for notice in report.notices) == 1
-    assert any("clip.mp4: its picture is damaged from 0.0" in notice for notice in report.notices)
+    assert any("clip.mp4: its picture is damaged" in notice for notice in report.notices)
     assert tuple(line for line in lines if line != "opening") == report.notices

@@ -274,7 +274,7 @@ def test_file_names_are_never_read_as_protocols_or_playlists(tmp_path: Path) -> 
     ):
         playlist = tmp_path / name
         playlist.write_text(text)
-        with pytest.raises(MediaError, match=f"{name}: .*playlist, which names other files"):
+        with pytest.raises(MediaError, match=f"{name}: .*playlist"):
             probe(playlist)
 
 

@@ -144,7 +144,9 @@ def test_a_photo_in_tiles_is_put_together(
     rgb = gradient(150, 230)
     (properties, expected) = TURNS[turn]
     photo = write_heif(tmp_path / "photo.heic", rgb, tile_px, properties, small_first=small_first)
-    info, (frame,), upright = probe(photo), read(photo), expected(rgb)
+    info = probe(photo)
+    (frame,) = read(photo)
+    upright = expected(rgb)
     assert (info.height_px, info.width_px, 3) == upright.shape == frame.rgb.shape
     assert np.abs(frame.rgb.astype(int) - upright).mean() < 3
     assert info.duration_s == Fraction(1, 25)

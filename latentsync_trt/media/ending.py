@@ -69,7 +69,7 @@ _UNNOTICED_S = Fraction(1, 10)
 _UNNOTICED_PICTURE_S = Fraction(1, 2)
 """Less needs no notice: a last picture whose duration is not stated."""
 
-_NO_SAMPLES = re.compile(rb"(?s)([\w \-]{4}|ID3[\2-\4]).{4}")
+_NOT_SAMPLES = re.compile(rb"(?s)([\w \-]{4}|ID3[\2-\4]).{4}")
 """What follows samples in WAV and is none: a chunk, or a tag of MP3 that programs append."""
 
 
@@ -211,7 +211,7 @@ def _unread_s(path: Path, container: InputContainer) -> Fraction:
         file.seek(end_bytes)
         rest = file.read(_HEADER_BYTES)
     # Zeros pad recovered and preallocated files.
-    is_sound = any(rest) and _NO_SAMPLES.match(rest) is None
+    is_sound = any(rest) and _NOT_SAMPLES.match(rest) is None
     bits_per_s = 0
     if container.streams.audio:
         bits_per_s = container.streams.audio[0].codec_context.bit_rate or 0
