@@ -94,7 +94,7 @@ def test_a_source_that_only_players_can_read_costs_no_run(source: Path, tmp_path
     source.write_bytes(source.read_bytes() + b"more than a box")
     path = write_video(tmp_path / "out.mp4", numbered(2))
     (notice,) = sign(path, source, credentials_of(write_pair(tmp_path, p256())))
-    assert f"{source}: earlier content credentials, if any, are not kept" in notice
+    assert f"{source}: earlier content credentials" in notice
     assert stored(path)[0]["validation_state"] == "Valid"
 
 
@@ -122,14 +122,12 @@ def test_a_key_with_a_password_or_of_another_certificate(tmp_path: Path) -> None
     files.key.write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     )
-    assert "a private key without a password" in refused(files)
+    assert "without a password" in refused(files)
     assert "out.mkv: cannot hold C2PA credentials" in refused(files, "out.mkv")
 
 
 def test_a_certificate_that_cannot_sign(tmp_path: Path) -> None:
-    assert "the certificate was not valid at time of signing" in refused(
-        write_pair(tmp_path, p256(), days=(2, 9))
-    )
+    assert "not valid at time" in refused(write_pair(tmp_path, p256(), days=(2, 9)))
 
 
 @pytest.mark.integration

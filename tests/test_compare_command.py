@@ -122,17 +122,14 @@ def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(
     assert float(mouth_db) == pytest.approx(20 * math.log10(255 / 2), abs=0.5)
     assert "encoders" in result.stderr
     page = (tmp_path / "videos.html").read_text("utf-8")
-    assert "measured in the frames of the two files" in page
+    assert "frames of the two files" in page
     assert "the same noise" not in page
     small = write_video(tmp_path / "small.mp4", (frame[:400, :400] for frame in decoded(a)))
     result = compare(
         source, small, "--video", source, "--audio", speech, "--output", tmp_path / "x.html"
     )
     assert result.exit_code == 1
-    assert (
-        "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size"
-        in result.stderr
-    )
+    assert "480×480, 480×480, 400×400 px" in result.stderr
     assert not list(tmp_path.glob("x.*"))
 
 
@@ -141,7 +138,7 @@ def test_an_unusable_clip_fails_with_one_line_and_leaves_no_files(tmp_path: Path
     blank = write_face(tmp_path / "blank.mp4", 4, blank=range(4))
     out = tmp_path / "out" / "x.html"
     for clip, audio, reason in (
-        (blank, speech, "blank.mp4: no face in any of the 4 frames searched"),
+        (blank, speech, "blank.mp4: no face"),
         (face, face, "name the speech with --audio"),
     ):
         result = compare(

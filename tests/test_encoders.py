@@ -79,7 +79,7 @@ def test_x264_holds_few_pictures_beyond_4k(width_px: int, height_px: int, limite
             {"codec": "prores"},
             "prores",
             "yuv444p10le",
-            "12 bits per channel .* stores 10",
+            "12 bits .* stores 10",
         ),
         ("yuv422p10le", {"codec": "av1"}, "av1", "yuv420p10le", "fewer chroma samples"),
         ("gbrp", {"codec": "ffv1"}, "ffv1", "bgr0", ""),
@@ -136,11 +136,8 @@ def test_interlacing_that_is_not_stored_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"encoder": "x265", "codec": "h264"},
-            "encoder x265: does not write h264; use x264 or nvenc",
-        ),
-        ({"crf": 60}, "crf 60: outside 0 to 51 of h264"),
+        ({"encoder": "x265", "codec": "h264"}, "does not write h264"),
+        ({"crf": 60}, "crf 60"),
         ({"encoder": "auto:slow"}, "encoder auto:slow: .* name one"),
     ],
 )
@@ -159,9 +156,7 @@ def test_a_size_that_an_encoder_refuses_is_named_and_auto_takes_another() -> Non
     """Pictures too wide for any NVENC, and for x264."""
     wide = replace(SDR, width_px=20_000)
     assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
-    with pytest.raises(
-        InputError, match=r"does not open for pictures of 20000×240: .* or scale the video"
-    ):
+    with pytest.raises(InputError, match=r"20000×240: .* scale the video"):
         check_encoder(SyncOptions(codec="h264"), wide, Path("out.mp4"))
 
 

@@ -230,7 +230,9 @@ def test_low_frequencies_are_no_speech_where_other_channels_have_sound() -> None
     rng = np.random.default_rng(6)
     blocks = rng.normal(0, 0.1, (2, 16_000, 6)).astype(np.float32)
     # at first only the low-frequency channel
-    blocks[0, :, :3] = blocks[:, :, 4:] = blocks[1, :, :2] = 0
+    blocks[0, :, :3] = 0
+    blocks[1, :, :2] = 0
+    blocks[:, :, 4:] = 0
     first, second = (mixer.mix(block, "5.1")[:, 0] for block in blocks)
     assert np.allclose(first, blocks[0, :, 3])
     assert np.abs(np.corrcoef(second[8_000:], blocks[1, 8_000:, 3])[0, 1]) < 0.7

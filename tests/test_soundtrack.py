@@ -156,9 +156,7 @@ def test_any_layout_becomes_one_that_players_know(
                 av.AudioLayout(layout).nb_channels, 2
             )
         else:
-            with pytest.raises(
-                MediaError, match=r"a\.wav: its sound .* cannot be encoded as .*ffmpeg -i FILE"
-            ):
+            with pytest.raises(MediaError, match=r"a\.wav: .*ffmpeg -i FILE"):
                 choose_sound(pieces, suffix, lossless=lossless)
 
 
@@ -170,7 +168,7 @@ def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None
         SoundPiece(piece.path, Fraction(-1, 2)),
         SoundPiece(piece.path, to_s=Fraction(1, 2)),
     ):
-        assert told((part,), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
+        assert "AAC: a part of it is cut" in told((part,), ".mp4")
 
 
 times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))
@@ -219,6 +217,6 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     broken.write_bytes(content)
     with pytest.raises(
         InputError,
-        match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s",
+        match=r"nan\.wav: .* NaN .* 1\.000 s",
     ):
         told((SoundPiece(broken),), ".mp4")

@@ -145,11 +145,9 @@ def test_the_graph_embeds_windows_as_pytorch_does(graph: Path) -> None:
 def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     weights = random_weights()
     del weights["netfclip.3.bias"]
-    with pytest.raises(
-        CheckpointError, match=r"w: not SyncNet's weights .*Missing key.*netfclip\.3\.bias"
-    ):
+    with pytest.raises(CheckpointError, match=r"Missing key.*netfclip\.3\.bias"):
         load_syncnet(write_weights(tmp_path / "w", weights))
-    with pytest.raises(BundleError, match=r"vae_encoder\.onnx: is not SyncNet; make it with"):
+    with pytest.raises(BundleError, match=r"vae_encoder\.onnx: is not SyncNet"):
         SyncNet(small_bundle() / "vae_encoder.onnx")
 
 
@@ -335,7 +333,7 @@ def test_a_report_measures_what_the_file_shows(tmp_path: Path) -> None:
     assert len(found["distances"]) == 31
     page = (tmp_path / "page.html").read_text("utf-8")
     assert f"LSE-C {found['lse_c']:.2f}, LSE-D {found['lse_d']:.2f}, " in page
-    assert "frames that the lips are late" in page
+    assert "the lips are late" in page
     same = (tmp_path / "out.mkv", tmp_path / "out.mkv", "--video", video, "--audio", audio)
     result = ran(tmp_path, "compare", *same, "--output", tmp_path / "compare.html", "--json")
     assert result.exit_code == 0, result.output

@@ -59,7 +59,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str) -> None:
     for limit in (size_bytes // 2, size_bytes - 20):
         with (
             largest_file(limit),
-            pytest.raises(OutputError, match=rf"{name}: cannot be written: File too large"),
+            pytest.raises(OutputError, match=rf"{name}: .*File too large"),
         ):
             write_noise(output, sound)
         assert [*output.parent.iterdir()] == [output]
@@ -78,7 +78,7 @@ NOT_AS_ROOT = pytest.mark.skipif(
         ("folder.mp4", "is a folder"),
         ("protected.mp4/out.mp4", "protected.mp4: is a file"),
         pytest.param("loop.mp4", "leads back to itself", marks=LINKS),
-        pytest.param("nowhere.mp4", "out.mp4, whose folder does not exist", marks=LINKS),
+        pytest.param("nowhere.mp4", "folder does not exist", marks=LINKS),
         pytest.param("locked/out.mp4", "not writable", marks=NOT_AS_ROOT),
         pytest.param("protected.mp4", "is write-protected", marks=NOT_AS_ROOT),
         pytest.param(
@@ -119,9 +119,7 @@ def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(
     info = replace(picture_info(64, 64, rgb=False), frames_per_s=Fraction(1), time_base=Fraction(1))
     writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), resume=resume)
     with (
-        pytest.raises(
-            OutputError, match=r"out\.mp4: cannot be written: .* is kept as .*out-2\.mp4"
-        ) as caught,
+        pytest.raises(OutputError, match=r"out\.mp4: .* kept as .*out-2\.mp4") as caught,
         writer,
     ):
         for index in range(30 * parts):
