@@ -291,9 +291,8 @@ def _blend(
     kept = 1 - _sample_means(weight, patch, pixels_per_sample)
     for plane, code in zip(planes, codes, strict=True):
         target = plane[rows, columns]
-        blended = _sample_means(weight * code, patch, pixels_per_sample)
-        # It rounds, too.
-        cv2.add(target * kept, blended, dst=target, dtype=depth)
+        added = _sample_means(weight * code, patch, pixels_per_sample)
+        cv2.add(target * kept, added, dst=target, dtype=depth)  # it rounds, too
         if picture.bits not in (8, 16):
             np.minimum(target, 2**picture.bits - 1, out=target)
 

@@ -21,8 +21,8 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.files import check_size
 from latentsync_trt.media.filters import Filter, apply_filters
 
-_MAX_BYTES = 100_000_000
-"""Of a file that are read: several times the largest photo."""
+_MAX_HEIF_BYTES = 100_000_000
+"""As much of a file is read: several times the largest photo."""
 
 _Box = tuple[bytes, memoryview]
 """Name and content."""
@@ -41,28 +41,32 @@ def compose_photo(path: Path, container: InputContainer) -> VideoFrame:
 
 def _compose(path: Path, container: InputContainer) -> VideoFrame:
     with path.open("rb") as file:
-        ids, properties = _read_layout(memoryview(file.read(_MAX_BYTES)))
+        ids, properties = _read_layout(memoryview(file.read(_MAX_HEIF_BYTES)))
     width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
     check_size(path, width, height)
     pictures = _decode_tiles(container, ids)
     tiles = [pictures[number] for number in ids]
-    first = tiles[0]
-    rows = -(-height // first.height)
-    columns = -(-width // first.width)
-    if len(tiles) != rows * columns:
-        raise ValueError(tiles)
-    filters = list[Filter]()
-    if len(tiles) > 1:
-        filters.append(("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}"))
-    filters.append(("crop", f"{width}:{height}:0:0:exact=1"))
+    filters = _joining_filters(tiles, width, height)
     for kind, content in properties:
         filters += _filters_of(kind, content)
     photo = apply_filters(tiles, *filters)
-    photo.color_primaries = first.color_primaries
-    photo.color_trc = first.color_trc
-    photo.colorspace = first.colorspace
-    photo.color_range = first.color_range
+    photo.color_primaries = tiles[0].color_primaries
+    photo.color_trc = tiles[0].color_trc
+    photo.colorspace = tiles[0].colorspace
+    photo.color_range = tiles[0].color_range
     return photo
+
+
+def _joining_filters(tiles: list[VideoFrame], width: int, height: int) -> list[Filter]:
+    """Returns what makes tiles, row by row, a photo of this size."""
+    rows = -(-height // tiles[0].height)
+    columns = -(-width // tiles[0].width)
+    if len(tiles) != rows * columns:
+        raise ValueError(tiles)
+    crop = ("crop", f"{width}:{height}:0:0:exact=1")
+    if len(tiles) == 1:
+        return [crop]
+    return [("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}"), crop]
 
 
 def _decode_tiles(container: InputContainer, ids: tuple[int, ...]) -> dict[int, VideoFrame]:

@@ -32,7 +32,15 @@ from latentsync_trt.media.conversion import COLOR_RANGES, convert_format, frame_
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.hdr import hdr_curve
-from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import (
+    ColorTags,
+    Frame,
+    Patch,
+    SampleArray,
+    UInt8Array,
+    VideoInfo,
+    YuvPlanes,
+)
 
 _SMALL_HEIGHT_PX = 480
 
@@ -151,16 +159,14 @@ def keep_on_disk(planes: YuvPlanes, folder: Path) -> PlanesOnDisk:
     except OSError as error:
         what = f"cannot keep the large pictures that wait to be painted ({error.strerror})"
         raise OutputError(f"{folder}: {what}; free some space, or write elsewhere") from error
-    samples = np.frombuffer(pages, planes.y.dtype)
-    luma, blue, red = np.split(samples, [planes.y.size, planes.y.size + planes.u.size])
-    return PlanesOnDisk(
-        luma.reshape(planes.y.shape),
-        blue.reshape(planes.u.shape),
-        red.reshape(planes.v.shape),
-        planes.color,
-        planes.bits,
-        pages=pages,
-    )
+    views = list[SampleArray]()
+    offset = 0
+    for plane in (planes.y, planes.u, planes.v):
+        view = np.frombuffer(pages, plane.dtype, plane.size, offset)
+        views.append(view.reshape(plane.shape))
+        offset += plane.nbytes
+    y, u, v = views
+    return PlanesOnDisk(y, u, v, planes.color, planes.bits, pages=pages)
 
 
 def forget_on_disk(frame: Frame) -> None:
