@@ -127,9 +127,7 @@ def test_a_turned_video_is_an_error_with_its_cure(
 ) -> None:
     frames = [np.ascontiguousarray(np.rot90(frame, quarters)) for frame in first_person(3)]
     clip = write_video(tmp_path / "turned.mp4", frames)
-    with pytest.raises(
-        NoFaceError, match=f"3 with one on its side or upside down.*ffmpeg .* -vf {filters} "
-    ):
+    with pytest.raises(NoFaceError, match=f"ffmpeg .* -vf {filters} "):
         analyze(clip, detector)
 
 

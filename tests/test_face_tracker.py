@@ -127,9 +127,7 @@ WRONG: dict[str, object] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_a_detector_returns_is_checked(case: str) -> None:
     detector = Detecting([[WRONG[case]]])  # type: ignore[list-item]
-    with pytest.raises(
-        InputError, match=r"detector Detecting: detect returned .*box float32 \(4,\) as left, top"
-    ):
+    with pytest.raises(InputError, match="detector Detecting: detect returned"):
         MainFace(detector).update(np.zeros((400, 400, 3), np.uint8))
 
 

