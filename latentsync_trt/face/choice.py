@@ -120,11 +120,12 @@ def _is_at(face: TrackedDetection, place: Float32Array) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AlignedDetection:
-    """How the face of a run is aligned in one frame."""
+class TrackedFace:
+    """The face of one frame, aligned."""
 
-    run: int
-    """The number of the run."""
+    face: Face
+    track_id: int
+    """Another one where it is not the face of the previous frame, or its shot ended."""
     matrix: Float64Array
     """Shape `(2, 3)`: frame pixels → crop pixels."""
     bias: complex
@@ -136,10 +137,10 @@ class RunAligner:
 
     def __init__(self, resolution_px: int) -> None:
         self._resolution_px = resolution_px
-        self._last: dict[object, AlignedDetection] = {}
-        self._next = 0
+        self._last: dict[object, TrackedFace] = {}
+        self._next_id = 0
 
-    def advance(self, faces: Mapping[object, Face]) -> Mapping[object, AlignedDetection]:
+    def advance(self, faces: Mapping[object, Face]) -> Mapping[object, TrackedFace]:
         """Returns each face of the next frame aligned; a key that was not in the last one begins a
         run.
 
@@ -150,26 +151,15 @@ class RunAligner:
         for key, face in faces.items():
             before = self._last.get(key)
             if before is None:
-                run = self._next
-                self._next += 1
+                track_id = self._next_id
+                self._next_id += 1
+                matrix, bias = align(face.points, None, self._resolution_px)
             else:
-                run = before.run
-            bias = None if before is None else before.bias
-            matrix, bias = align(face.points, bias, self._resolution_px)
-            aligned[key] = AlignedDetection(run, matrix, bias)
+                track_id = before.track_id
+                matrix, bias = align(face.points, before.bias, self._resolution_px)
+            aligned[key] = TrackedFace(face, track_id, matrix, bias)
         self._last = aligned
         return aligned
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrackedFace:
-    """The face in one frame."""
-
-    face: Face
-    track_id: int
-    """Another one where it is not the face of the previous frame, or its shot ended."""
-    matrix: Float64Array
-    """Shape `(2, 3)`: frame pixels → crop pixels."""
 
 
 class MainFace:
@@ -190,6 +180,5 @@ class MainFace:
         chosen = self._chooser.choose(self._tracker.update(frame, time_s), time_s)
         aligned = self._aligner.advance({face.track_id: face.face for face, _ in chosen})
         for face, _ in chosen:
-            place = aligned[face.track_id]
-            return TrackedFace(face.face, place.run, place.matrix)
+            return aligned[face.track_id]
         return None

@@ -5,7 +5,7 @@ faces.
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turned
 from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.types import Face, Float64Array, Frame, Interval, Picture, UInt8Array
+from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""
@@ -79,22 +79,14 @@ def _summary(tracks: Tracks, number: int) -> PersonSummary:
     return PersonSummary(number, times_s, seen_s, height_px, frontal, tracks.turns_of(number))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SeenTrack:
-    """The frames of one track."""
-
-    person: int
-    """As the last frame has it, which knows best."""
-    rows: Float64Array
-    """Those of `FaceSpan`, each followed by what `mouth_of` returns."""
-
-
 class PeopleCollector:
     """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal
     one; needs 120 bytes for each face in each frame.
     """
 
     def __init__(self) -> None:
+        # The person of each track, as its last frame has it, which knows best; and its frames: rows
+        # of `FaceSpan`, each followed by what `mouth_of` returns.
         self._people: dict[int, int] = {}
         self._rows: dict[int, array[float]] = {}
         self._portraits: dict[int, UInt8Array] = {}
@@ -131,39 +123,38 @@ class PeopleCollector:
         """Returns all tracks, and a picture of each person by number, uint8 `(256, 256, 3)` RGB,
         but of those hardly seen.
         """
-        tracks = self._apart()
+        spans = self._spans()
         seen_s: dict[int, float] = {}
-        for track in tracks:
-            lasts_s = float(track.rows[-1, 0] - track.rows[0, 0])
-            seen_s[track.person] = seen_s.get(track.person, 0.0) + lasts_s
+        for span in spans:
+            lasts_s = float(span.rows[-1, 0] - span.rows[0, 0])
+            seen_s[span.person] = seen_s.get(span.person, 0.0) + lasts_s
         least_s = min(_LEAST_SEEN_S, max(seen_s.values()))
         lasting = [person for person in seen_s if seen_s[person] >= least_s]
         numbers = {person: number for number, person in enumerate(lasting)}
-        spans = [
-            FaceSpan(numbers[track.person], track.rows[:, :COLUMNS], track.rows[:, COLUMNS:])
-            for track in tracks
-            if track.person in numbers
+        lasting_spans = [
+            replace(span, person=numbers[span.person]) for span in spans if span.person in numbers
         ]
         portraits = {number: self._portraits[person] for person, number in numbers.items()}
-        return Tracks(clip, tuple(self._shots_s.values()), tuple(spans)), portraits
+        return Tracks(clip, tuple(self._shots_s.values()), tuple(lasting_spans)), portraits
 
-    def _apart(self) -> list[_SeenTrack]:
+    def _spans(self) -> list[FaceSpan]:
         """Returns all tracks by their first time; no person is at two places, even where a face was
         only later recognized as that of somebody who was seen elsewhere before.
         """
-        tracks = []
-        for track_id, person in self._people.items():
-            rows = np.array(self._rows[track_id]).reshape(-1, COLUMNS + MOUTH_VALUES)
-            tracks.append(_SeenTrack(person, rows))
-        tracks.sort(key=lambda track: float(track.rows[0, 0]))
+        all_rows = {
+            track_id: np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)
+            for track_id, rows in self._rows.items()
+        }
         ends_s: dict[int, float] = {}
-        apart = []
-        for track in tracks:
-            rows = track.rows[track.rows[:, 0] > ends_s.get(track.person, -np.inf)]
+        spans = []
+        for track_id in sorted(all_rows, key=lambda track_id: float(all_rows[track_id][0, 0])):
+            person = self._people[track_id]
+            rows = all_rows[track_id]
+            rows = rows[rows[:, 0] > ends_s.get(person, -np.inf)]
             if len(rows):
-                ends_s[track.person] = float(rows[-1, 0])
-                apart.append(_SeenTrack(track.person, rows))
-        return apart
+                ends_s[person] = float(rows[-1, 0])
+                spans.append(FaceSpan(person, rows[:, :COLUMNS], rows[:, COLUMNS:]))
+        return spans
 
 
 def _portrait(picture: Picture, face: Face) -> UInt8Array:

@@ -31,9 +31,7 @@ class TrackedDetection:
     """
     face: Face
     motion: float = 1.0
-    """How far its points have moved within the face since its track began, likewise; 1 = not
-    known.
-    """
+    """How far its points have moved within the face since its track began; 1 = not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

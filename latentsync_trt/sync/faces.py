@@ -199,8 +199,10 @@ class FaceFinder:
                 to_square = stretch(frame.picture, self._pixel_aspect)
                 face = transformed_face(face, inverse(to_square))
                 matrix = composed(to_square, matrix)
-            target = Target(frame.index, frame.time_s, place.run, one.person, speaker, face, matrix)
-            targets.append(target)
+            track_id = place.track_id
+            targets.append(
+                Target(frame.index, frame.time_s, track_id, one.person, speaker, face, matrix)
+            )
         return FrameJob(frame, tuple(targets), seen, has_face=True)
 
     def cut_out(
