@@ -58,16 +58,12 @@ def measure_clip(
     main_face = MainFace(detector, _FOLLOWED_PX)
     frames = read_frames(video, Playback(Fraction(MODEL_FPS)))
     for index, picture in enumerate(square_rgb(video, frames)):
-        gap = math.nan
         tracked = main_face.update(picture)
-        if tracked is not None:
-            mesh = detector.mesh(picture, tracked.face)
-            if mesh is not None:
-                gap = gap_of(mesh)
+        mesh = None if tracked is None else detector.mesh(picture, tracked.face)
+        gaps.append(math.nan if mesh is None else gap_of(mesh))
         if tracked is not None and meter is not None:
             face = AlignedFace(picture, tracked.matrix, crop_size_px(_FOLLOWED_PX))
             meter.add(Fraction(index, MODEL_FPS), picture, face)
-        gaps.append(gap)
         if on_progress is not None:
             on_progress(Progress("measuring", index + 1, len(levels_db)))
     count = min(len(gaps), len(levels_db))

@@ -145,14 +145,22 @@ def compare_results(
     count = len(curves["A"])
     comparison = _FaceComparison(side_px, choose_moments(curves["A"]))
     views = face_views(_pictures_of(clip, videos, count, delays), side_px)
+
+    def on_frame(index: int) -> None:
+        on_progress(Progress("comparing", index, count))
+
     video = report.with_suffix(".mp4")
-    pictures = comparison.side_by_side(
-        views, lambda index: on_progress(Progress("comparing", index, count))
-    )
+    pictures = comparison.side_by_side(views, on_frame)
     write_pictures(video, pictures, audio=clip.audio, audio_delay_s=delays.sound_s)
-    likeness = comparison.likeness()
-    grid = face_grid(("source", "A", "B", f"difference × {_GAIN}"), comparison.columns)
     syncnet = {side: meter.result() for side, meter in meters.items()}
+    results = ClipResults(
+        clip.video.name,
+        count,
+        comparison.likeness(),
+        (measure_lips(curves["A"]), measure_lips(curves["B"])),
+        tuple(syncnet.values()),
+    )
+    grid = face_grid(("source", "A", "B", f"difference × {_GAIN}"), comparison.columns)
     figures = {
         "picture": write_png(report.with_suffix(".png"), grid),
         "video": video.name,
@@ -160,8 +168,6 @@ def compare_results(
         "syncnet": curves_of(syncnet),
         "lips": svg(sync_figure(curves)),
     }
-    lips = (measure_lips(curves["A"]), measure_lips(curves["B"]))
-    results = ClipResults(clip.video.name, count, likeness, lips, tuple(syncnet.values()))
     return results, figures
 
 

@@ -1,6 +1,6 @@
 """The two pictures that `demo` draws of its result: faces side by side, and the lips over time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -36,31 +36,27 @@ def write_demo_pictures(
     delays = delays_of(clip.video, clip.audio)
     curves = measure_clip(result, clip.audio, delay_s=delays.sound_s, on_progress=on_progress)
     lips = measure_lips(curves).with_figures
-    figure = sync_figure({"measured in the result": curves}, f"Lips: {lips}")
-    write_png(result.with_name(SYNC_PLOT), figure)
-    playback = Playback(
-        Fraction(MODEL_FPS),
-        Fraction(len(curves), MODEL_FPS),
-        SyncOptions().extend,
-        delays.picture_s,
-    )
+    plot = sync_figure({"measured in the result": curves}, f"Lips: {lips}")
+    write_png(result.with_name(SYNC_PLOT), plot)
     moments = choose_moments(curves)
+    length_s = Fraction(len(curves), MODEL_FPS)
+    rate = Fraction(MODEL_FPS)
+    playback = Playback(rate, length_s, SyncOptions().extend, delays.picture_s)
     frames = [
         _frames_at(moments, clip.video, playback),
-        _frames_at(moments, result, Playback(Fraction(MODEL_FPS))),
+        _frames_at(moments, result, Playback(rate)),
     ]
-    columns = {}
+    columns = dict[str, Sequence[UInt8Array]]()
     for index, faces in zip(sorted(moments), face_views(frames, SHOWN_PX), strict=False):
         if faces is not None:
-            source, painted = faces
-            columns[moments[index]] = (source, masked(source, resolution_px), painted)
+            columns[moments[index]] = (faces[0], masked(faces[0], resolution_px), faces[1])
     grid = face_grid(("source", "masked", "result"), columns)
     write_png(result.with_name(SIDE_BY_SIDE), grid)
     return lips
 
 
 def _frames_at(moments: Mapping[int, str], video: Path, playback: Playback) -> Iterator[UInt8Array]:
-    """The frames that are shown alone: following the face through all of them takes a second."""
+    """Yields the frames that are shown, alone: following the face through all takes a second."""
     for index, frame in enumerate(square_rgb(video, read_frames(video, playback))):
         if index in moments:
             yield frame

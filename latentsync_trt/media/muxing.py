@@ -4,7 +4,9 @@ Stamps of the source become those of the output; what comes before its first or 
 picture is cut off.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from fractions import Fraction
 from heapq import merge
 from itertools import takewhile
 from operator import itemgetter
@@ -49,13 +51,10 @@ def assemble(
                 streams.append(opened.enter_context(sound))
             if contents.source is not None:
                 others = open_others(contents, container, finished.end_s)
-                streams += [
-                    _until_damaged(timed, problems) for timed in opened.enter_context(others)
-                ]
+                timed_others = opened.enter_context(others)
+                streams += [_until_damaged(timed, problems) for timed in timed_others]
             container.start_encoding()  # opens the encoders
-            kept = [takewhile(lambda timed: timed[0] < finished.end_s, timed) for timed in streams]
-            for _, packet in merge(*kept, key=itemgetter(0)):
-                container.mux(packet)
+            _mux(container, streams, finished.end_s)
             container.close()
         if contents.mark and suffix != ".mkv" and "xmp" not in tags:
             append_xmp(path)
@@ -63,6 +62,13 @@ def assemble(
         abandon(container, path)
         raise
     return tuple(problems)
+
+
+def _mux(container: OutputContainer, streams: Sequence[TimedPackets], end_s: Fraction) -> None:
+    """Writes the packets before `end_s` of all streams in the order of their times."""
+    kept = [takewhile(lambda timed: timed[0] < end_s, timed) for timed in streams]
+    for _, packet in merge(*kept, key=itemgetter(0)):
+        container.mux(packet)
 
 
 def _muxer_options(finished: FinishedParts, suffix: str) -> dict[str, str]:

@@ -208,8 +208,8 @@ def write_pictures(
     first audio stream of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as
     `VideoWriter`.
     """
-    stream = iter(pictures)
-    first = next(stream, None)
+    remaining = iter(pictures)
+    first = next(remaining, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
     period_s = 1 / fps
@@ -223,6 +223,6 @@ def write_pictures(
     if audio is not None:
         extras = FileExtras((SoundPiece(audio, audio_delay_s),))
     with VideoWriter(path, info, choose_encoder(options, info), extras) as writer:
-        for index, rgb in enumerate(chain([first], stream)):
+        for index, rgb in enumerate(chain([first], remaining)):
             time_s = index * period_s
             writer.write(Frame(index, time_s, period_s, time_s, rgb, None))
