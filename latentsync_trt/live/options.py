@@ -12,23 +12,20 @@ from latentsync_trt.option_fields import check_limits, option
 LIVE = "Live"
 
 _LEAST_FULL_STEPS = 2
-"""With one, or without guidance, lips move less."""
+"""The fewest steps that run the whole network: with one, or without guidance, lips move less."""
 
 _live_option = partial(option, group=LIVE)
 
 
 def _as_for_sync(name: str, **other: Any) -> Any:
-    """The option of `SyncOptions`, with what is `other`."""
+    """Returns the option of `SyncOptions` with that name, of which some settings are `other`."""
     spec = SyncOptions.__dataclass_fields__[name]
     return field(default=other.pop("default", spec.default), metadata={**spec.metadata, **other})
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How a live session paints. Raises `InputError` for values outside their limits.
-
-    `preset` to `paste` are as in `SyncOptions`.
-    """
+    """How a live session paints. Raises `InputError` for values outside their limits."""
 
     hop: int = _live_option(
         8,
@@ -61,6 +58,7 @@ class LiveOptions:
         "Open a session although painting is slower than "
         "real time here: pictures and sound come with pauses.",
     )
+    # As in `SyncOptions`.
     preset: PresetName = _as_for_sync("preset", default="fast")
     steps: int | None = _as_for_sync("steps")
     solver: Solver | None = _as_for_sync("solver")

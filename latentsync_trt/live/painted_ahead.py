@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _HEADROOM = 1.1
 """How much longer painting may take than the slowest of the last windows did."""
 _REMEMBERED_WINDOWS = 8
+"""Windows of which it is known how long they took."""
 
 
 class WindowCanceled(Exception):
@@ -117,7 +118,7 @@ class PaintedAhead:
     def _compose(
         self, generation: int, planned: PlannedFrame, painted: UInt16Array, begun_s: float | None
     ) -> None:
-        """`begun_s`: when the window of the frame was begun, if that is its first one."""
+        """Makes a frame ready; `begun_s`: when its window was begun, for the first frame of one."""
         self._check(generation)
         patch = self._painter.patch(planned.position, painted, begins=planned.begins)
         planes = self._painter.picture(planned.position, patch, planned.opacity)

@@ -1,4 +1,4 @@
-"""Paints the mouths of a session: windows whose last frames are new, on latents that are kept."""
+"""Paints the mouths of a session: windows whose last frames are new, with the encoded idle clip."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -11,7 +11,7 @@ from latentsync_trt.live.speech_queue import SpeechQueue, SpokenFrame, silent_fr
 from latentsync_trt.types import Float32Array
 
 FADE_FRAMES = 4
-"""In the first and the last 160 ms less of the painted face shows."""
+"""Frames, 160 ms, in which a painted face fades in, and out."""
 
 _TAIL_FRAMES = 5
 """Frames of silence that are painted after speech: the mouth closes."""

@@ -42,8 +42,11 @@ class LipSync:
         *,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
-        """`selection`: the provider to try first. Raises `InputError` if bundle or provider do not
-        support `options`; others as `from_bundle`.
+        """Raises `InputError` if bundle or provider do not support `options`; others as
+        `from_bundle`.
+
+        Args:
+            selection: the provider to try first.
         """
         from latentsync_trt.sync.model_slot import ModelSlot
 
@@ -122,14 +125,14 @@ class LipSync:
 
     @property
     def build(self) -> Future[str] | None:
-        """A build of engines for the next run, until `close`: done with its error, empty if none.
-        None without one.
+        """A build of engines for the next run, which `close` ends; None without one. Its result is
+        the error of the build, empty if there is none.
         """
         return self._slot.build
 
     def encode_audio(self, path: str | Path, segments: AudioSegments = "joined") -> AudioFeatures:
-        """The encoded speech of a whole recording, also of its silence, as with `--silence model`;
-        raises as `sync`.
+        """Returns the encoded speech of a whole recording, also of its silence, as with `--silence
+        model`. Raises as `sync`.
         """
         recording = path_argument(path, "audio")
 
@@ -171,8 +174,8 @@ class LipSync:
         )
 
     def run(self, inputs: Inputs, on_progress: ProgressCallback | None = None) -> SyncReport:
-        """As `sync`, with the files and options that `check_inputs` has checked, perhaps before
-        this was opened.
+        """Syncs a clip whose files and options `check_inputs` has checked, perhaps before the
+        bundle was opened. Raises as `sync`.
         """
         from latentsync_trt.sync.model_slot import graphs_for
 

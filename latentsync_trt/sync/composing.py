@@ -17,7 +17,7 @@ from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
-from latentsync_trt.types import AlignedFace, Enhancer, Float32Array, Frame, Patch, UInt16Array
+from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
 
 T = TypeVar("T")
 Changed = TypeVar("Changed")
@@ -63,12 +63,11 @@ class BlendedPaint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PastedFace:
-    """A painted face, as a patch of its frame."""
+    """A painted face, pasted into its frame."""
 
     face: PaintedFace
-    patch: Patch
-    mesh: Float32Array | None
-    """FaceMesh's points of the painted face, `(468, 2)` in pixels of the frame."""
+    sample: PaintSample
+    """What is measured of it, with the patch of the frame."""
 
 
 def composed_frames(
@@ -145,11 +144,8 @@ class Composer:
                 yield job, tuple(blended)
 
     def _measured(self, frame: Frame, pasted: PastedFace) -> Patch:
-        face = pasted.face
-        target = face.target
-        sample = PaintSample(target.tracked, face.face, face.pixels, pasted.patch, pasted.mesh)
-        self.quality.add(frame, target.speaker, sample)
-        return with_opacity(pasted.patch, float(face.opacity))
+        self.quality.add(frame, pasted.face.target.speaker, pasted.sample)
+        return with_opacity(pasted.sample.patch, float(pasted.face.opacity))
 
 
 def _painted_faces(jobs: Generator[FrameJob, None, None]) -> Items[PaintedFace]:
@@ -172,8 +168,10 @@ def _people(job: FrameJob) -> PaintedPeople:
 
 def _pasted(frame: Frame, blended: BlendedPaint) -> PastedFace:
     paint = blended.paint
-    patch = composite(frame.picture, paint.face.face, paint.pixels, blended.blend)
-    return PastedFace(paint.face, patch, paint.inspected.painted_mesh)
+    face = paint.face
+    patch = composite(frame.picture, face.face, paint.pixels, blended.blend)
+    mesh = paint.inspected.painted_mesh
+    return PastedFace(face, PaintSample(face.target.tracked, face.face, face.pixels, patch, mesh))
 
 
 def with_opacity(patch: Patch, opacity: float) -> Patch:

@@ -32,6 +32,7 @@ _FARTHEST_S = 0.6
 """A dub is spoken at most so much earlier or later than the source."""
 
 _NOBODY = -1
+"""Takes the place of a person's number where no one speaks."""
 
 
 @dataclass(frozen=True, slots=True)

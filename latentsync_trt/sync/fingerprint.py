@@ -18,8 +18,9 @@ from latentsync_trt.version import __version__, distribution_version
 _NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
 """Options that change no picture."""
 _FILE_OPTIONS = ("mix", "turns", "faces")
-"""Options that name files, which count by their contents."""
+"""Options that name files, which count by their name, size and time."""
 _LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
+"""Libraries whose versions change pictures."""
 _DIGITS = 12
 """Digits of a hash that are kept."""
 

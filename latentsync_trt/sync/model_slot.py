@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
 
 CLOSE = "close"
+"""The operation of `ModelSlot.entered` that ends all."""
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:
@@ -58,7 +59,7 @@ class ModelSlot:
         self.model: Model | None = None
         """The model that is open, if any."""
         self.build: Future[str] | None = None
-        """As `LipSync.build`."""
+        """A build of engines for the next run, see `LipSync.build`."""
         self._factory = make_session_factory(bundle, selection, options)
         self._calls = dict[int, str]()
         self._closed = False
@@ -73,7 +74,7 @@ class ModelSlot:
 
     @contextmanager
     def entered(self, operation: str) -> Iterator[None]:
-        """The block of a call; that of `CLOSE` waits until no other runs.
+        """Marks a block as a call of `LipSync`; that of `CLOSE` waits until no other runs.
 
         Raises:
             InputError: the call comes from a callback of another one, or after `CLOSE`.
@@ -130,11 +131,11 @@ class ModelSlot:
 
     @contextmanager
     def open_in_background(self, graphs: Sequence[str]) -> Iterator[Callable[[], Model]]:
-        """As `use_model`, but opens it in a thread, for which the function that the block gets
-        waits.
+        """Opens a model with these graphs in a thread, until the end of the block, which gets a
+        function that waits for the model.
 
-        It begins at once where no engine has to be built: what is wrong with the inputs should wait
-        for no build.
+        The thread begins at once where no engine has to be built; else when the function is called,
+        since what is wrong with the inputs should wait for no build. Raises as `use_model`.
         """
         begun = list[Future[Model]]()
         with ExitStack() as use, ThreadPoolExecutor(1, thread_name_prefix="open model") as thread:

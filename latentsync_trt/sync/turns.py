@@ -15,6 +15,7 @@ MARGIN_S = Fraction(1, 5)
 first sound is heard, and a frame attends to 0.1 s of sound around it."""
 
 _TURN = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
+"""What a line of an RTTM file looks like."""
 
 
 @dataclass(frozen=True, slots=True)
