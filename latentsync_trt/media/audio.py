@@ -152,7 +152,9 @@ def _resample(
 
 
 def silent_blocks(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
-    """Yields `count` samples `(n, channels)` of 0 in blocks of up to a second; none below 0."""
+    """Yields `count` samples `(n, channels)` of 0, in blocks of up to a second; none for a count
+    below 0.
+    """
     for start in range(0, count, rate_hz):
         yield np.zeros((min(rate_hz, count - start), channels), np.float32)
 

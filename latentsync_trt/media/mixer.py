@@ -181,6 +181,7 @@ class Mixer:
         return (block * fading_shares).sum(axis=1, keepdims=True)
 
     def _measure(self, block: Float32Array, length_s: float) -> None:
+        """Adds the power of a block to that of each channel and of the mix."""
         powers = np.square(block, dtype=np.float64).sum(axis=0)
         mix_power = float(np.square(block @ self._shares, dtype=np.float64).sum())
         kept = _POWER_KEPT_PER_S**length_s

@@ -116,7 +116,7 @@ class VideoPasses:
         self._path = path
         self._chunk_bytes = chunk_bytes
         self.period_s = Fraction(0)
-        self._stated_period_s = Fraction(0)  # of the mean rate
+        self._usual_period_s = Fraction(0)  # of pictures whose duration is missing
         # What a pass forward tells those backward.
         self._last_s = Fraction(0)
         self._mean_period_s = Fraction(0)
@@ -182,9 +182,9 @@ class VideoPasses:
     ) -> Generator[Timed[VideoFrame], None, None]:
         clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decode_pictures(self._path, container, stream))
-        timed = on_clock(map(_stamped, frames), clock, self._stated_period_s)
+        timed = on_clock(map(_stamped, frames), clock, self._usual_period_s)
         if stream.average_rate:  # else the rate is no exact one
-            timed = on_grid(timed, stream.time_base, self._stated_period_s)
+            timed = on_grid(timed, stream.time_base, self._usual_period_s)
         for picture, following in with_next(timed):
             if following is None:
                 yield picture
@@ -193,6 +193,7 @@ class VideoPasses:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        """Opens the file; at first, it also finds out the periods."""
         with open_input(self._path) as container:
             stream = video_stream(self._path, container)
             stream.thread_type = "AUTO"
@@ -201,9 +202,9 @@ class VideoPasses:
                 stream.codec_context.thread_count = max(most_threads, 1)
             for other in set(container.streams) - {stream}:
                 other.discard = Discard.all
-            if not self._stated_period_s:
-                self._stated_period_s = period_of(frames_per_s(self._path, stream))
-                self.period_s = self._stated_period_s
+            if not self._usual_period_s:
+                self._usual_period_s = period_of(frames_per_s(self._path, stream))
+                self.period_s = self._usual_period_s
                 if self.period_s > LONGEST_PERIOD_S:
                     self.period_s = Fraction(1, MODEL_FPS)
             yield container, stream
