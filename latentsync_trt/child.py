@@ -27,7 +27,7 @@ import psutil
 
 from latentsync_trt import child_main
 from latentsync_trt.child_main import (
-    Answer,
+    CallEnded,
     Cancel,
     ChildEvent,
     Handler,
@@ -133,7 +133,7 @@ class ChildProcess:
         python = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
         self._printed = TemporaryFile()  # noqa: SIM115 -- closed by `wait`
         self._connection, theirs = connection.Pipe()
-        start = f"from {child_main.__name__} import main; main()"
+        start = f"from {child_main.__name__} import serve_parent; serve_parent()"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", start, str(theirs.fileno())],
@@ -223,7 +223,7 @@ class Child:
         self._cancel_s = cancel_s
         self._lock = threading.Lock()
         self._numbers = count()
-        self._calls: dict[int, SimpleQueue[Progressed | Answer]] = {}
+        self._calls: dict[int, SimpleQueue[Progressed | CallEnded]] = {}
         self._heard_s = monotonic()
         self._lost: LatentSyncError | None = None
         threading.Thread(target=self._read, name="events of a child", daemon=True).start()
@@ -270,7 +270,7 @@ class Child:
             CallCanceled: the handler has stopped early.
             ChildLost: the child has ended, or a limit was exceeded (`MemoryExceeded`).
         """
-        events = SimpleQueue[Progressed | Answer]()
+        events = SimpleQueue[Progressed | CallEnded]()
         number = next(self._numbers)
         with self._lock:
             if self._lost is not None:
@@ -303,14 +303,14 @@ class Child:
         on_progress: OnProgress,
         is_canceled: Callable[[], bool],
         most_bytes: float,
-    ) -> Answer:
+    ) -> CallEnded:
         """Waits for the end of a call while it watches the limits."""
         events = self._calls[number]
         canceled_s = inf
         while True:
             with suppress(Empty):
                 event = events.get(timeout=_WAIT_S)
-                if isinstance(event, Answer):
+                if isinstance(event, CallEnded):
                     return event
                 on_progress(event.value)
             if canceled_s == inf and is_canceled():
@@ -354,7 +354,7 @@ class Child:
             self.end(reason)
             with self._lock:
                 for number, events in self._calls.items():
-                    events.put(Answer(number, error=self._lost))
+                    events.put(CallEnded(number, error=self._lost))
 
 
 def run_child(

@@ -1,7 +1,7 @@
 """What runs in a child process, which carries out the orders of its parent.
 
 A parent sends an `Order` for each call, a `Cancel` for one that is not wanted any longer, and None
-at the end. A child answers each order with any number of `Progressed` and one `Answer`; while it
+at the end. A child answers each order with any number of `Progressed` and one `CallEnded`; while it
 works, it shows with None, twice a second, that it lives.
 """
 
@@ -55,7 +55,7 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallEnded:
     """A call has ended, with a result or an error."""
 
     number: int
@@ -63,14 +63,14 @@ class Answer:
     error: LatentSyncError | None = None
 
 
-ChildEvent = Progressed | Answer | None
+ChildEvent = Progressed | CallEnded | None
 
 
 class CallCanceled(LatentSyncError):
     """A call has ended early, as it was asked to."""
 
 
-def main() -> None:
+def serve_parent() -> None:
     """Carries out orders until the parent asks for the end, or has ended."""
     # Ctrl-C reaches this process, too, but its parent decides. Other signals would end it without
     # removing its files.
@@ -113,9 +113,9 @@ def serve_orders(
 
         try:
             try:
-                answer = Answer(order.number, handler(order.content, report))
+                answer = CallEnded(order.number, handler(order.content, report))
             except LatentSyncError as error:
-                answer = Answer(order.number, error=error)
+                answer = CallEnded(order.number, error=error)
             give_memory_back()
             del canceled[order.number]
             emit(answer)

@@ -51,7 +51,7 @@ def test_one_line_and_a_log(logs: Path) -> None:
     (log,) = logs.iterdir()
     assert (code, out) == (1, "")
     assert err.startswith("error: unexpected KeyError: ")
-    assert err.endswith(f"; details in {log}; please report it with that file\n")
+    assert err.count(f"; details in {log}; ") == 1
     assert err.count("\n") == 1
     text = log.read_text(encoding="utf-8")
     for expected in (
@@ -136,7 +136,7 @@ def test_a_package_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "latentsync_trt", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: a package does not load (broken wheel); pip install")
+    assert done.stderr.startswith("error: a package does not load")
     assert done.stderr.count("\n") == 1
 
 

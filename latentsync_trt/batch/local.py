@@ -25,6 +25,7 @@ class WorkerOrders:
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []
+        """The one worker of this process; none before it is open."""
 
     def __call__(self, order: WorkerSettings | Task, on_progress: OnProgress) -> Any:
         """Returns the provider on which the worker opened its bundle, or the report of a task."""

@@ -22,7 +22,7 @@ from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.child import Child, ChildLost
 from latentsync_trt.child_main import (
     LIFE_S,
-    Answer,
+    CallEnded,
     Cancel,
     ChildEvent,
     Order,
@@ -200,7 +200,7 @@ class Actor:
                 yield None
 
     def _emit(self, event: ChildEvent) -> None:
-        if isinstance(event, Answer) and event.error is not None:
+        if isinstance(event, CallEnded) and event.error is not None:
             error = event.error
             text = f"node {socket.gethostname()}: {error}"
             event = replace(event, error=type(error)(text, usage=error.usage))

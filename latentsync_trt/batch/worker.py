@@ -37,7 +37,7 @@ _PICTURE_EVERY_S = 1.0
 """How often the preview of a task is replaced."""
 _TOLERANCE_S = 0.5
 """How much longer than allowed a clip may be: its sound may end after its picture."""
-_ASK_S = 0.1
+_CANCEL_POLL_S = 0.1
 """How often a task that waits asks whether it is canceled."""
 
 
@@ -129,7 +129,7 @@ class Worker:
         with self._ended:
             while bundle != self._bundle and self._running:
                 report(Progress("waiting for clips with another bundle", 0, None))
-                self._ended.wait(_ASK_S)
+                self._ended.wait(_CANCEL_POLL_S)
             if bundle != self._bundle:
                 report(Progress("opening networks", 0, None))
                 self._lip_sync.close()

@@ -77,8 +77,8 @@ def local_workers(
             name += f".{index // len(devices) + 1}"
         runtime = replace(settings.runtime, device=device.number)
         at_once = 2 if is_pair and most > count + index else 1
-        worker = WorkerHandle(name, replace(settings, runtime=runtime), on_notice, at_once=at_once)
-        workers.append(worker)
+        on_device = replace(settings, runtime=runtime)
+        workers.append(WorkerHandle(name, on_device, on_notice, at_once=at_once))
     return workers
 
 

@@ -83,7 +83,7 @@ _FORM = {
 }
 
 _MOST_TEXT_BYTES = 64 * 1024
-_LONGEST_NAME = 255
+_LONGEST_FILE_NAME = 255
 _LARGEST_OFFSET = 2**63 - 1
 """The largest integer of SQLite."""
 _FILE_SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
@@ -414,6 +414,6 @@ def _take(form: Form, name: str, value: Any, folder: Path) -> None:
         suffix = ""
     path = folder / f"{name}{suffix}"
     form.files[name] = path
-    form.names[name] = printable(sent_as.name)[:_LONGEST_NAME]
+    form.names[name] = printable(sent_as.name)[:_LONGEST_FILE_NAME]
     with path.open("xb") as copy:
         shutil.copyfileobj(value.file, copy)

@@ -261,40 +261,49 @@ def check_media(name: str, path: Path, limits: Limits) -> Extent:
     """
     from latentsync_trt.media.files import open_input, reading
 
-    first_s = inf
-    last_s = -inf
-    played_s = defaultdict[int, float](float)
-    pixels = defaultdict[int, float](float)
+    packets = _Packets()
     with open_input(path) as container:
         streams = [stream for stream in container.streams if stream.type in ("video", "audio")]
         with reading(path):
             for packet in container.demux(streams) if streams else ():
-                if packet.pts is not None:
-                    end = packet.pts + (packet.duration or 0)
-                    first_s = min(first_s, float(packet.pts * packet.time_base))
-                    last_s = max(last_s, float(end * packet.time_base))
-                # Stamps may be missing, or begin again.
-                played_s[packet.stream_index] += _duration_s(packet)
-                if packet.size and packet.stream.type == "video":
-                    # FFmpeg does not know the size of pictures in an unknown codec.
-                    width = getattr(packet.stream, "width", 0)
-                    height = getattr(packet.stream, "height", 0)
-                    pixels[packet.stream_index] += width * height
-                if max(last_s - first_s, played_s[packet.stream_index]) > limits.max_clip_s:
+                packets.add(packet)
+                if packets.extent.lasts_s > limits.max_clip_s:
                     break
-    lasts_s = max(last_s - first_s, *played_s.values(), 0.0)
-    if lasts_s > limits.max_clip_s:
+    extent = packets.extent
+    if extent.lasts_s > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         most = f"{limits.max_clip_s:g} s, the most here"
         raise InputError(f"{name}: lasts longer than {most}; {cure}")
-    return Extent(lasts_s, max(pixels.values(), default=0.0))
+    return extent
 
 
-def _duration_s(packet: Any) -> float:
-    """Returns how long a packet plays, as it says itself, or by the rate of its stream."""
-    if packet.duration and packet.time_base:
-        return float(packet.duration * packet.time_base)
-    rate = getattr(packet.stream, "guessed_rate", None)
-    if rate and packet.size:
-        return float(1 / rate)
-    return 0.0
+class _Packets:
+    """What the packets of a file say about its extent."""
+
+    def __init__(self) -> None:
+        self._first_s = inf
+        self._last_s = -inf
+        self._played_s = defaultdict[int, float](float)
+        """The sum of durations in each stream, as stamps may be missing, or begin again."""
+        self._pixels = defaultdict[int, float](float)
+
+    @property
+    def extent(self) -> Extent:
+        lasts_s = max(self._last_s - self._first_s, *self._played_s.values(), 0.0)
+        return Extent(lasts_s, max(self._pixels.values(), default=0.0))
+
+    def add(self, packet: Any) -> None:
+        if packet.pts is not None:
+            end = packet.pts + (packet.duration or 0)
+            self._first_s = min(self._first_s, float(packet.pts * packet.time_base))
+            self._last_s = max(self._last_s, float(end * packet.time_base))
+        stream = packet.stream
+        rate = getattr(stream, "guessed_rate", None)
+        if packet.duration and packet.time_base:
+            self._played_s[stream.index] += float(packet.duration * packet.time_base)
+        elif rate and packet.size:
+            self._played_s[stream.index] += float(1 / rate)
+        if packet.size and stream.type == "video":
+            # FFmpeg does not know the size of pictures in an unknown codec.
+            size = getattr(stream, "width", 0) * getattr(stream, "height", 0)
+            self._pixels[stream.index] += size

@@ -18,24 +18,25 @@ from latentsync_trt.serve.folders import JOB_ID, JobFolders
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The body of answers about a job. Times are seconds since 1970."""
+    """The body of answers about a job.
+
+    `label`, `files`: the client's names for the job, and for its files by field. `position`: in the
+    queue, 1 = next. `done` of `total` frames (None = unknown) have passed `stage`. Times are
+    seconds since 1970.
+    """
 
     id: str
     state: State
     label: str
-    """The client's name for the job."""
     files: dict[str, str]
-    """The client's names for its files, by field."""
     created_s: float
     started_s: float | None
     ended_s: float | None
     attempts: int
     position: int | None
-    """In the queue; 1 is the next."""
     worker: str | None
     stage: str | None
     done: int
-    """Frames that have passed `stage`, of `total`."""
     total: int | None
     frames_per_s: float | None
     seconds_left: float | None
@@ -73,7 +74,7 @@ class Jobs:
         """Returns the video of a job, and a name for it; raises `NotNow` if there is none."""
         row = self._row(job_id)
         if row.state != "done":
-            why = self._error_of(row) or "wait for done"
+            why = self.status(job_id).error or "wait for done"
             raise NotNow(f"job {job_id}: is {row.state}, without a result; {why}")
         path = Path(row.task.output)
         kind = "synced" if row.task.options.preview_s is None else "preview"
@@ -121,6 +122,7 @@ class Jobs:
     def _status(self, row: JobRow, position: int | None) -> JobStatus:
         progress = self._events.progress_of(row.task.id)
         report = row.report or {}
+        names = row.task.client_names()
         return JobStatus(
             id=row.task.id,
             state=row.state,
@@ -137,11 +139,6 @@ class Jobs:
             total=report.get("frames", progress.total),
             frames_per_s=report.get("frames_per_s", progress.frames_per_s or None),
             seconds_left=progress.seconds_left,
-            error=self._error_of(row),
-            report=self._folders.in_client_words(row.report, row.task.client_names()),
+            error=self._folders.in_client_words(row.error, names),
+            report=self._folders.in_client_words(row.report, names),
         )
-
-    def _error_of(self, row: JobRow) -> str | None:
-        """Returns the error of a job in the client's words."""
-        error: str | None = self._folders.in_client_words(row.error, row.task.client_names())
-        return error
