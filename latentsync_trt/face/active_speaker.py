@@ -10,6 +10,7 @@ costs something.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +142,7 @@ def active_speakers(
         frames = np.arange(round(start_s * MODEL_FPS), round(stop_s * MODEL_FPS))
         if inside and frames.size:
             turns += _turns_in_shot(inside, frames, voice)
-    turns.sort(key=lambda turn: turn.start_s)
+    turns.sort(key=attrgetter("start_s"))
     return tuple(turns)
 
 

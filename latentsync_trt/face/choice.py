@@ -72,18 +72,16 @@ class Chooser:
             self._shot = seen.shot
         self._correct_person(seen.faces)
         visible = {face.person: face for face in seen.faces}
-        present = [visible[person] for person in self._chosen if person in visible]
+        face = next(filter(None, map(visible.get, self._chosen)), None)
         is_lasting = is_at_place or time_s - self._present_s <= _PERSON_AWAY_S
-        if not present and not (self._chosen and is_lasting):
-            best = self._best(seen.faces)
-            if best is not None:
-                self._chosen.append(best.person)
-                present = [best]
-        if not present:
-            return None
-        self._present_s = time_s
-        self._last = present[0]
-        return self._last
+        if face is None and not (self._chosen and is_lasting):
+            face = self._best(seen.faces)
+            if face is not None:
+                self._chosen.append(face.person)
+        if face is not None:
+            self._present_s = time_s
+            self._last = face
+        return face
 
     def _correct_person(self, faces: Iterable[TrackedDetection]) -> None:
         """Takes the person whom the last chosen track is known to show now."""

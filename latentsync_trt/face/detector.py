@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import ceil, inf, pi
 from pathlib import Path
 
@@ -94,8 +95,8 @@ class MediaPipeDetector:
 
         Args:
             overview: the whole picture, uint8 `(h, w, 3)` RGB, of any size of at least 192 px.
-            small: whether to search in `tiles`, too, where faces are seen that are a twelfth as
-                high.
+            small: whether to search in tiles of the picture, too, where faces are seen that are a
+                twelfth as high.
         """
         faces = list(followed)
         scale = np.divide(picture.shape[1::-1], overview.shape[1::-1]).astype(np.float32)
@@ -105,12 +106,10 @@ class MediaPipeDetector:
                 break
         if small:
             whole = np.asarray(picture)
-            for tile in tiles(picture.shape[1], picture.shape[0]):
-                bottom = tile.top + tile.side
-                right = tile.left + tile.side
-                part = whole[tile.top : bottom, tile.left : right]
-                corner = np.array([tile.left, tile.top], np.float32)
-                self._confirm(picture, self._candidates(part, FULL_RANGE) + corner, faces)
+            for rows, columns in _tiles(picture.shape[1], picture.shape[0]):
+                candidates = self._candidates(whole[rows, columns], FULL_RANGE)
+                corner = np.array([columns.start, rows.start], np.float32)
+                self._confirm(picture, candidates + corner, faces)
         return faces[len(followed) :]
 
     def _confirm(self, picture: Picture, candidates: Float32Array, faces: list[Face]) -> None:
@@ -250,24 +249,18 @@ def _is_middle_in(points: Float32Array, face: Face) -> bool:
     return bool((np.abs(middle - center) < (face.box[2:] - face.box[:2]) / 4).all())
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A square of a picture, in pixels."""
-
-    left: int
-    top: int
-    side: int
-
-
-def tiles(width_px: int, height_px: int) -> list[Tile]:
-    """Returns overlapping squares that cover a picture; none for one hardly larger than a tile."""
+def _tiles(width_px: int, height_px: int) -> list[tuple[slice, slice]]:
+    """Returns rows and columns of overlapping squares that cover a picture; none for one hardly
+    larger than a tile.
+    """
     longest = max(width_px, height_px)
     step = 1 - _TILE_OVERLAP
     if longest * step < _TILE_PX:
         return []
     side = max(_TILE_PX, ceil(longest / (1 + (_MOST_TILES_ALONG - 1) * step)))
-    lefts = _tile_starts(width_px, side)
-    return [Tile(left, top, side) for top in _tile_starts(height_px, side) for left in lefts]
+    rows = [slice(top, top + side) for top in _tile_starts(height_px, side)]
+    columns = [slice(left, left + side) for left in _tile_starts(width_px, side)]
+    return list(product(rows, columns))
 
 
 def _tile_starts(length_px: int, side_px: int) -> list[int]:

@@ -141,15 +141,11 @@ class PeopleCollector:
         """Returns all tracks by their first time; no person is at two places, even where a face was
         only later recognized as that of somebody who was seen elsewhere before.
         """
-        all_rows = {
-            track_id: np.array(rows).reshape(-1, COLUMNS + MOUTH_VALUES)
-            for track_id, rows in self._rows.items()
-        }
         ends_s: dict[int, float] = {}
         spans = []
-        for track_id in sorted(all_rows, key=lambda track_id: float(all_rows[track_id][0, 0])):
+        for track_id in sorted(self._rows, key=lambda track_id: self._rows[track_id][0]):
             person = self._people[track_id]
-            rows = all_rows[track_id]
+            rows = np.array(self._rows[track_id]).reshape(-1, COLUMNS + MOUTH_VALUES)
             rows = rows[rows[:, 0] > ends_s.get(person, -np.inf)]
             if len(rows):
                 ends_s[person] = float(rows[-1, 0])

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -235,7 +236,7 @@ def _turns(file: _FileFields) -> tuple[Turn, ...] | None:
     turns = _turns_of(None, file.unseen_speaks, "unseen_speaks")
     for place, person in enumerate(file.people):
         turns += _turns_of(person.person, person.speaks, f"people[{place}].speaks")
-    turns.sort(key=lambda turn: turn.start_s)
+    turns.sort(key=attrgetter("start_s"))
     return tuple(turns)
 
 

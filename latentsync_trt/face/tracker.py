@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from operator import attrgetter
 
 from latentsync_trt.face.cuts import Change, View, change_of, is_elsewhere
 from latentsync_trt.face.geometry import SAME_FACE_IOU, between, overlap
@@ -146,7 +147,7 @@ class FaceTracker:
         self._shot.mark_lost(kept, time_s)
         self._shot.scenes.add(view.scene, time_s)
         self._last_view = view
-        kept.sort(key=lambda track: track.track_id)
+        kept.sort(key=attrgetter("track_id"))
         faces = [
             TrackedDetection(track.track_id, track.person.number, track.face, track.motion)
             for track in kept
@@ -206,7 +207,7 @@ class FaceTracker:
                 changes.add(change)
                 self._shot.tracks.remove(track)
         for track in kept[:]:
-            if any(is_worse(view, track, other) for other in kept if other is not track):
+            if any(is_worse(view, track, other) for other in kept):
                 kept.remove(track)
                 track.face = track.before or track.face
         return kept, changes
