@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Bundle, read_manifest  # noqa: E402
-from latentsync_trt.quantize.calibrate import open_parent, quantize_bundle  # noqa: E402
 from latentsync_trt.quantize.calibration_options import CalibrateOptions  # noqa: E402
+from latentsync_trt.quantize.eight_bit_bundle import open_parent, quantize_bundle  # noqa: E402
 from latentsync_trt.quantize.layers import layer_names  # noqa: E402
 from latentsync_trt.quantize.ranges import ActivationRange, ActivationRanges  # noqa: E402
 

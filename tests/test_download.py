@@ -72,7 +72,7 @@ def test_files_from_elsewhere_are_checked_and_kept(checkpoints: Path, server: Hu
     unet = checkpoints / "latentsync-1.6" / UNET_FILE
     unet.parent.mkdir(parents=True)
     unet.write_bytes(b"own")
-    assert f"{unet}: is not the published file; move or delete it" in failure("1.6")
+    assert f"{unet}: is not the published file" in failure("1.6")
     assert unet.read_bytes() == b"own"
     unet.write_bytes(UNET)
     assert run("1.6")[0] == 0
@@ -89,7 +89,7 @@ def test_a_cut_connection_is_resumed(checkpoints: Path, server: Hub) -> None:
 def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub) -> None:
     published = server.files["ByteDance/LatentSync-1.6"]
     server.files = {**FILES, "ByteDance/LatentSync-1.6": {**published, UNET_FILE: bytes(len(UNET))}}
-    assert f"{UNET_FILE}: was downloaded with a wrong checksum and removed" in failure("1.6")
+    assert f"{UNET_FILE}: was downloaded with a wrong checksum" in failure("1.6")
     assert not (checkpoints / "latentsync-1.6" / UNET_FILE).exists()
     server.files = FILES
     assert run("1.6")[0] == 0
@@ -101,7 +101,7 @@ def test_a_refusal_and_an_unreachable_hub_are_explained(checkpoints: Path, serve
     assert (
         f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
     )
-    assert "accept its terms on that page if it has any, log in with `hf auth login`" in message
+    assert "terms" in message and "`hf auth login`" in message
     with no_hub():
         message = failure("1.6")
     assert "cannot be reached" in message and "terms" not in message

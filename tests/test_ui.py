@@ -379,7 +379,8 @@ def test_a_list_of_jobs(
     ids = list[str]()
     presets = ("fast", "draft", "quality")
     for preset in presets:
-        opened.of("preset")["value"], opened.of("option-guidance")["value"] = preset, 1.0
+        opened.of("preset")["value"] = preset
+        opened.of("option-guidance")["value"] = 1.0
         opened.fire("trial" if preset == "quality" else "anyway", "click")
         ids.insert(0, service.jobs.newest(1)[0].id)
         until(lambda: service.jobs.status(ids[0]).state == "done")
@@ -410,7 +411,7 @@ def test_a_list_of_jobs(
     with httpx.Client(base_url=page[0], trust_env=False, timeout=600) as another:
         stranger = Opened(another, "stranger")
         stranger.shown |= {number: dict(properties) for number, properties in opened.shown.items()}
-        with pytest.raises(RuntimeError, match="not in the list of choices"):
+        with pytest.raises(RuntimeError, match="list of choices"):
             stranger.fire("delete", "click")
     opened.of("history")["value"] = None  # as where the user does not confirm
     opened.fire("delete", "click")
@@ -433,7 +434,7 @@ def test_a_preview_is_three_seconds(
     assert len(again.of("faces")["value"]) == 1
     Path(again.of("speech")["value"]["path"]).unlink()
     again.fire("again", "click")
-    assert "Speech: not kept any longer; choose again" in again.of("message")["value"]
+    assert "Speech: not kept any longer" in again.of("message")["value"]
 
 
 def test_the_verdict_is_shown(
@@ -583,11 +584,11 @@ def test_every_option_has_a_control() -> None:
 
     from latentsync_trt.web import parts
 
-    async def made() -> dict[str, Any]:
+    async def make_controls() -> dict[str, Any]:
         with gr.Blocks(analytics_enabled=False):
             return parts.controls([parts.PRESET, *parts.SHOWN, *parts.FOLDED])
 
-    controls = asyncio.run(made())
+    controls = asyncio.run(make_controls())
     unset = {"faces", "overwrite", "resume", "speaker", "turns", "preview_s"}
     assert {spec.name for spec in fields(SyncOptions)} - controls.keys() == unset
     assert not [

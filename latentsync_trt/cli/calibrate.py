@@ -52,7 +52,8 @@ class CalibrateRequest:
 @flags.takes(CalibrateRequest)
 def calibrate(request: CalibrateRequest) -> None:
     tool_versions(CALIBRATE_TOOLS, extra=CALIBRATE_EXTRA)
-    from latentsync_trt.quantize.calibrate import Calibration, open_parent
+    from latentsync_trt.quantize.calibrate import Calibration
+    from latentsync_trt.quantize.eight_bit_bundle import open_parent
 
     # TensorRT would build observed graphs that are used once
     if request.provider not in ("auto", CUDA.name, CPU.name):

@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,19 +229,26 @@ def origins(network: nn.Module, prefix: str = "") -> dict[str, Origin]:
         if not isinstance(module, Linear):
             continue
         parent, dot, name = path.rpartition(".")
-        sources = module.sources or (name,)
-        places = {source: f"{prefix}{parent}{dot}{source}" for source in sources}
-        inputs, outputs = module.weight.shape
-        width = outputs // len(sources)
-        weights = tuple(f"{place}.weight" for place in places.values())
-        shape = (width, inputs, *[1] * module.kernel_dims)
-        table[f"{path}.weight"] = Origin(weights, shape, transposed=True)
+        stems = [f"{prefix}{parent}{dot}{source}" for source in module.sources or (name,)]
+        table[f"{path}.weight"] = _origin_of_weight(module, stems)
         if module.bias is not None:
-            biases: list[str | None] = []
-            for source, place in places.items():
-                biases.append(None if source in module.unbiased else f"{place}.bias")
-            table[f"{path}.bias"] = Origin(tuple(biases), (width,))
+            table[f"{path}.bias"] = _origin_of_bias(module, stems)
     return table
+
+
+def _origin_of_weight(linear: Linear, stems: Sequence[str]) -> Origin:
+    inputs, outputs = linear.weight.shape
+    names = tuple(f"{stem}.weight" for stem in stems)
+    shape = (outputs // len(stems), inputs, *[1] * linear.kernel_dims)
+    return Origin(names, shape, transposed=True)
+
+
+def _origin_of_bias(linear: Linear, stems: Sequence[str]) -> Origin:
+    names: list[str | None] = []
+    for stem in stems:
+        is_biased = stem.rpartition(".")[2] not in linear.unbiased
+        names.append(f"{stem}.bias" if is_biased else None)
+    return Origin(tuple(names), (linear.weight.shape[1] // len(stems),))
 
 
 def _fill(

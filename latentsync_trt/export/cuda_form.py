@@ -190,16 +190,20 @@ def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     block = module.transformer_blocks[0]
     parts = ops.project(module.proj_in, moved.reshape(-1, packed * frames, channels))
     for attention, norm in zip(block.attention_blocks, block.norms, strict=True):
-        tokens = ops.layer_norm(norm, parts)
-        positions = attention.positions(frames).reshape(frames, channels).repeat(packed, 1)
-        qkv = ops.project_apart(attention.to_qkv, tokens.normed + positions)
-        attended = ops.attention_among_frames(qkv, heads=HEADS, frames=frames)
-        parts = ops.project(attention.to_out[0], attended, tokens.total)
+        parts = _attend_frames(attention, ops.layer_norm(norm, parts), frames, packed)
     tokens = ops.layer_norm(block.ff_norm, parts)
     fed = ops.total(ops.feed_forward(block.ff, tokens.normed, tokens.total))
     back = ops.project(module.proj_out, fed)
     delta = back.delta.reshape(by_pixel).transpose(1, 2)
     return Sum(delta.reshape(image.total.shape), back.bias, image.total)
+
+
+def _attend_frames(attention: Any, tokens: Normed, frames: int, packed: int) -> Sum:
+    """Returns the sum after a `TemporalAttention`; `packed` pixels are in one sequence."""
+    positions = attention.positions(frames).reshape(frames, -1).repeat(packed, 1)
+    qkv = ops.project_apart(attention.to_qkv, tokens.normed + positions)
+    attended = ops.attention_among_frames(qkv, heads=HEADS, frames=frames)
+    return ops.project(attention.to_out[0], attended, tokens.total)
 
 
 class CudaVaeEncoder(nn.Module):

@@ -52,6 +52,8 @@ _MOST_IMAGES = 4
 in half precision, and more images are not faster.
 """
 
+_LATENT_SIZE = (bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
+
 _SEED = 20
 """Of the example inputs that are random."""
 
@@ -64,7 +66,7 @@ _TYPICAL: Mapping[str, Any] = {
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
-InputShapes = Mapping[str, tuple[int | str, ...]]
+GraphShapes = Mapping[str, tuple[int | str, ...]]
 """Dimensions by the name of a graph's input; a name stands for one that may vary between runs or
 exports.
 """
@@ -92,18 +94,15 @@ def export_bundle(options: ExportOptions, on_progress: ProgressCallback | None =
     sources = find_sources(options)
     report(Progress("loading checkpoints", 0, 100))
     networks = load_networks(sources, options, _DTYPES[options.precision])
-    described = {}
-    for role, path in asdict(sources).items():
-        described[role] = _describe_source(path, options.model)
+    described = _describe_sources(sources, options.model)
     check_model(options, sources.unet, described["unet"].get("origin", ""))
     plans = plan_graphs(networks, options)
     obstacles = cuda_obstacles(networks, options)
-    cuda = [network for network, reason in obstacles.items() if reason is None]
     verify = None
     if options.verify:
         verify = _make_verify(networks, sources, options)
     with published_folder(options.folder) as staged:
-        graphs, errors = _write_graphs(staged, plans, cuda, verify, report)
+        graphs, errors = _write_graphs(staged, plans, obstacles, verify, report)
         np.save(staged / MEL_FILTERS, computed_filters())
         manifest = bundle.Manifest(
             name=options.folder.name,
@@ -118,7 +117,7 @@ def export_bundle(options: ExportOptions, on_progress: ProgressCallback | None =
             unet=asdict(networks.unet.config),
             graphs=graphs,
             files=bundle.files_of(staged),
-            ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
+            ranges=_ranges_of(plans),
             sources=described,
             tools=tools,
             verification=errors,
@@ -127,6 +126,13 @@ def export_bundle(options: ExportOptions, on_progress: ProgressCallback | None =
         bundle.write_manifest(staged, manifest)
     report(Progress("done", 100, 100))
     return options.folder
+
+
+def _ranges_of(plans: Sequence[GraphPlan]) -> dict[str, bundle.DimensionRange]:
+    ranges: dict[str, bundle.DimensionRange] = {}
+    for plan in plans:
+        ranges |= plan.ranges
+    return ranges
 
 
 def _notes(obstacles: Mapping[str, str | None], options: ExportOptions) -> list[str]:
@@ -146,41 +152,43 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """Returns the plans of all graphs of a bundle, network by network."""
     vae = networks.vae
     whisper = networks.whisper.config
+    audio_encoder = bundle.AUDIO_ENCODER
+    mel: GraphShapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
+    image: GraphShapes = {"image": ("images", 3, bundle.HEIGHT, bundle.WIDTH)}
+    latent: GraphShapes = {"latent": ("images", LATENT_CHANNELS, *_LATENT_SIZE)}
+    return [
+        _plan_graph(audio_encoder, audio_encoder, networks.whisper, mel, ("features",), options),
+        _plan_graph(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), image, ("latent",), options),
+        _plan_graph(bundle.VAE_DECODER, "vae", VaeDecoder(vae), latent, ("image",), options),
+        *_plan_steps(networks, options),
+    ]
+
+
+def _plan_steps(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
+    whisper = networks.whisper.config
     frames = options.frames
-    picture = (bundle.HEIGHT, bundle.WIDTH)
-    size = (bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
-    latents = ("windows", LATENT_CHANNELS, frames, *size)
-    mel: InputShapes = {"mel": ("segments", whisper.mels, 2 * whisper.positions)}
-    image: InputShapes = {"image": ("images", 3, *picture)}
-    latent: InputShapes = {"latent": ("images", LATENT_CHANNELS, *size)}
-    step: InputShapes = {
+    latents = ("windows", LATENT_CHANNELS, frames, *_LATENT_SIZE)
+    step: GraphShapes = {
         "latents": latents,
-        "conditioning": ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *size),
+        "conditioning": ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *_LATENT_SIZE),
         "audio": ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width),
         "timestep": (),
         "guidance": (),
         "history": latents,
         "coefficients": (5,),
     }
-    audio_encoder = bundle.AUDIO_ENCODER
-    plans = [
-        _plan(audio_encoder, audio_encoder, networks.whisper, mel, ("features",), options),
-        _plan(bundle.VAE_ENCODER, "vae", VaeEncoder(vae), image, ("latent",), options),
-        _plan(bundle.VAE_DECODER, "vae", VaeDecoder(vae), latent, ("image",), options),
-    ]
+    plans = []
     for guided in (True, False):
         halves = 2 if guided else 1
-        hidden = (halves, "windows", frames, networks.unet.config.widths[0], *size)
-        for cached in (False, True):
-            name = bundle.step_graph(guided=guided, cached=cached)
-            module = DenoiseStep(networks.unet, guided=guided, cached=cached)
-            shapes = step
-            outputs: tuple[str, ...] = bundle.STEP_OUTPUTS
-            if cached:
-                shapes = {**step, bundle.HIDDEN: hidden}
-            else:
-                outputs = (*outputs, bundle.HIDDEN)
-            plans.append(_plan(name, "unet", module, shapes, outputs, options))
+        hidden = (halves, "windows", frames, networks.unet.config.widths[0], *_LATENT_SIZE)
+        full = DenoiseStep(networks.unet, guided=guided)
+        name = bundle.step_graph(guided=guided, cached=False)
+        outputs = (*bundle.STEP_OUTPUTS, bundle.HIDDEN)
+        plans.append(_plan_graph(name, "unet", full, step, outputs, options))
+        cached = DenoiseStep(networks.unet, guided=guided, cached=True)
+        name = bundle.step_graph(guided=guided, cached=True)
+        shapes = {**step, bundle.HIDDEN: hidden}
+        plans.append(_plan_graph(name, "unet", cached, shapes, bundle.STEP_OUTPUTS, options))
     return plans
 
 
@@ -197,11 +205,11 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str 
     return {"unet": obstacle(networks.unet), "vae": obstacle(networks.vae)}
 
 
-def _plan(
+def _plan_graph(
     name: str,
     network: str,
     module: nn.Module,
-    shapes: InputShapes,
+    shapes: GraphShapes,
     outputs: tuple[str, ...],
     options: ExportOptions,
 ) -> GraphPlan:
@@ -216,18 +224,30 @@ def _plan(
     most = options.resolution_px
     if not options.dynamic:
         return GraphPlan(name, network, module, examples(counts.optimum, most), outputs)
-    size_ranges = _size_ranges(shapes, options)
-    ranges = {batch: counts} | size_ranges
-    dynamic = {}
-    for key, shape in shapes.items():
-        dynamic[key] = {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
-    verified_px = {most}
-    if size_ranges:
-        least = options.min_resolution_px
-        middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
-        verified_px |= {least, middle}
-    further = tuple(examples(1, size_px) for size_px in sorted(verified_px))
+    sizes = _size_ranges(shapes, options)
+    ranges = {batch: counts} | sizes
+    dynamic = _variable_axes(shapes, ranges)
+    verified_px = _verified_px(options) if sizes else [most]
+    further = tuple(examples(1, size_px) for size_px in verified_px)
     return GraphPlan(name, network, module, examples(2, most), outputs, dynamic, ranges, further)
+
+
+def _variable_axes(
+    shapes: GraphShapes, ranges: Mapping[str, bundle.DimensionRange]
+) -> dict[str, dict[int, str]]:
+    """Returns the names of variable dimensions, by input and axis."""
+    dynamic = {}
+    for name, shape in shapes.items():
+        dynamic[name] = {axis: str(size) for axis, size in enumerate(shape) if size in ranges}
+    return dynamic
+
+
+def _verified_px(options: ExportOptions) -> list[int]:
+    """Returns the smallest, a middle and the largest resolution."""
+    least = options.min_resolution_px
+    most = options.resolution_px
+    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
+    return sorted({least, middle, most})
 
 
 def _batch_range(name: str, options: ExportOptions) -> bundle.DimensionRange:
@@ -240,7 +260,7 @@ def _batch_range(name: str, options: ExportOptions) -> bundle.DimensionRange:
     return bundle.DimensionRange(1, divisors[-1], _MOST_IMAGES)
 
 
-def _size_ranges(shapes: InputShapes, options: ExportOptions) -> dict[str, bundle.DimensionRange]:
+def _size_ranges(shapes: GraphShapes, options: ExportOptions) -> dict[str, bundle.DimensionRange]:
     """Returns the heights and widths of inputs; none if the resolution is fixed."""
     steps = [options.min_resolution_px // RESOLUTION_STEP_PX]
     steps += [options.resolution_px // RESOLUTION_STEP_PX] * 2
@@ -253,7 +273,7 @@ def _size_ranges(shapes: InputShapes, options: ExportOptions) -> dict[str, bundl
 
 
 def _examples(
-    shapes: InputShapes, batch: str, dtype: torch.dtype, count: int, size_px: int
+    shapes: GraphShapes, batch: str, dtype: torch.dtype, count: int, size_px: int
 ) -> dict[str, Tensor]:
     """Returns example inputs: `count` windows, images or segments, of faces of `size_px`."""
     sizes: dict[int | str, int] = {batch: count}
@@ -279,12 +299,12 @@ def _example(name: str, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
 def _write_graphs(
     folder: Path,
     plans: Sequence[GraphPlan],
-    cuda: Sequence[str],
+    obstacles: Mapping[str, str | None],
     verify: Verify | None,
     report: ProgressCallback,
 ) -> tuple[dict[str, bundle.GraphEntry], dict[str, float]]:
-    """Writes all graphs, those of the networks `cuda` in the CUDA form, too; returns their entries
-    in the manifest and, if they are verified, their errors.
+    """Writes all graphs, those of networks without an obstacle in the CUDA form, too; returns their
+    entries in the manifest and, if they are verified, their errors.
     """
     entries: dict[str, bundle.GraphEntry] = {}
     errors: dict[str, float] = {}
@@ -297,7 +317,7 @@ def _write_graphs(
         place = f"{plan.name} ({number + 1} of {len(plans)})"
         report(Progress(f"exporting {place}", percent, 100))
         entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", file)
-        if plan.network in cuda:
+        if obstacles.get(plan.network, "") is None:
             model = build_graph(plan, cuda_module(plan.module))
             form = save_graph(model, folder / f"{plan.name}.cuda.onnx", file)
             entry = replace(entry, forms={"cuda": form.file})
@@ -336,6 +356,10 @@ def _make_verify(networks: Networks, sources: Sources, options: ExportOptions) -
             return verify_graph(graph, compared, truth, options.precision)
 
     return verify
+
+
+def _describe_sources(sources: Sources, model: str) -> dict[str, dict[str, str]]:
+    return {role: _describe_source(path, model) for role, path in asdict(sources).items()}
 
 
 def _describe_source(source: Path, model: str) -> dict[str, str]:

@@ -123,16 +123,16 @@ def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> bundle.Grap
     """Writes the graph to `path` and its weights, where they are new, to `weights`."""
     weights.move_out(model)
     ir.save(model, path)
-    inputs = tuple(map(_tensor_entry, model.graph.inputs))
-    outputs = tuple(map(_tensor_entry, model.graph.outputs))
+    inputs = tuple(map(_entry_of, model.graph.inputs))
+    outputs = tuple(map(_entry_of, model.graph.outputs))
     return bundle.GraphEntry(path.name, weights.path.name, inputs, outputs)
 
 
-def _tensor_entry(value: ir.Value) -> bundle.TensorEntry:
+def _entry_of(value: ir.Value) -> bundle.TensorEntry:
     if value.name is None or value.dtype is None or value.shape is None:
         raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
-    shape = [size if isinstance(size, int) else str(size) for size in value.shape]
-    return bundle.TensorEntry(value.name, value.dtype.numpy().name, tuple(shape))
+    shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
+    return bundle.TensorEntry(value.name, value.dtype.numpy().name, shape)
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
@@ -299,8 +299,7 @@ class SumsInSingle(TorchFunctionMode):
         options = kwargs or {}
         if func not in _PRODUCTS or args[0].dtype != torch.float16:
             return func(*args, **options)
-        singles = [value.float() if isinstance(value, Tensor) else value for value in args]
-        return func(*singles, **options).half()
+        return func(*map(_in_single, args), **options).half()
 
 
 def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) -> float:
@@ -324,14 +323,11 @@ def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) 
         for tensor in session.inputs:
             arrays[tensor.name] = inputs[tensor.name].numpy().astype(tensor.dtype)
         outputs = session.run(arrays)
-        singles = [
-            value.float() if value.is_floating_point() else value for value in inputs.values()
-        ]
-        exact = _run(truth, singles)
+        exact = _outputs_of(truth, map(_in_single, inputs.values()))
         rounded = exact
         if precision == "fp16":
             with SumsInSingle():
-                rounded = _run(plan.module, inputs.values())
+                rounded = _outputs_of(plan.module, inputs.values())
         for index, name in enumerate(plan.outputs):
             where = f"{path.name}, output {name}"
             error = _error(where, precision, outputs[index], rounded[index], exact[index])
@@ -339,7 +335,14 @@ def verify_graph(path: Path, plan: GraphPlan, truth: nn.Module, precision: str) 
     return worst
 
 
-def _run(module: nn.Module, inputs: Iterable[Tensor]) -> list[Array]:
+def _in_single(value: Any) -> Any:
+    """Returns a tensor of real numbers in float32, and anything else as it is."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return value
+
+
+def _outputs_of(module: nn.Module, inputs: Iterable[Tensor]) -> list[Array]:
     with torch.inference_mode():
         outputs = module(*inputs)
     if isinstance(outputs, Tensor):

@@ -80,24 +80,29 @@ class GroupNorm(nn.GroupNorm):
         count, width, height, breadth = x.shape
         windows = count // frames
         pixels = height * breadth
-        channels = width // NORM_GROUPS
         wide = x.float()
-        grouped = wide.reshape(windows, frames, NORM_GROUPS, channels * pixels)
+        grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
+        mean, variance = self._statistics(grouped)
+        per_group = (NORM_GROUPS, width // NORM_GROUPS)
+        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
+        shift = self.bias.float().reshape(per_group) - mean * scale
+        by_channel = wide.reshape(windows, frames, width, pixels)
+        normed = by_channel * scale.reshape(windows, 1, width, 1)
+        normed = normed + shift.reshape(windows, 1, width, 1)
+        return normed.to(x.dtype).reshape(x.shape)
+
+    @staticmethod
+    def _statistics(grouped: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and variance of the groups of windows, `(B, 1, groups, 1)`, from their
+        values in each frame, `(B, F, groups, n)`.
+        """
         frame_mean = grouped.mean(3, keepdim=True)
         # Not torch.square, which would be exported as a general Pow.
         apart = grouped - frame_mean
         frame_variance = (apart * apart).mean(3, keepdim=True)
         mean = frame_mean.mean(1, keepdim=True)
         apart = frame_mean - mean
-        variance = (frame_variance + apart * apart).mean(1, keepdim=True)
-        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(
-            NORM_GROUPS, channels
-        )
-        shift = self.bias.float().reshape(NORM_GROUPS, channels) - mean * scale
-        by_channel = wide.reshape(windows, frames, width, pixels)
-        normed = by_channel * scale.reshape(windows, 1, width, 1)
-        normed = normed + shift.reshape(windows, 1, width, 1)
-        return normed.to(x.dtype).reshape(x.shape)
+        return mean, (frame_variance + apart * apart).mean(1, keepdim=True)
 
     @staticmethod
     def _groups_are_large(x: Tensor) -> bool:

@@ -177,7 +177,7 @@ def _check_answer(downloads: Sequence[Repository]) -> None:
         files = [f"{', '.join(each.files)} of {each} to {each.folder}" for each in downloads]
         raise CheckpointError(
             f"{constants.ENDPOINT}: cannot be reached "
-            f"({_one_line(error)}); check the network, "
+            f"({_shortened(error)}); check the network, "
             f"$HF_ENDPOINT and $HF_HUB_OFFLINE, or bring by hand {'; '.join(files)}"
         ) from error
 
@@ -219,13 +219,13 @@ def _client_error(http_error: type[Exception], without: str | None = None) -> st
         try:
             get_session()
         except (ImportError, OSError, ValueError, invalid_url) as error:
-            return _one_line(error).rstrip(".")
+            return _shortened(error).rstrip(".")
         finally:
             close_session()
     return ""
 
 
-def _one_line(error: Exception) -> str:
+def _shortened(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -254,7 +254,7 @@ def download_files(repository: Repository, on_notice: Callable[[str], None]) -> 
                 ) from error
             raise CheckpointError(
                 f"{constants.ENDPOINT}/{repository.name}, revision "
-                f"{repository.revision}: {_one_line(error)}; check the network, "
+                f"{repository.revision}: {_shortened(error)}; check the network, "
                 "$HF_ENDPOINT and $HF_HUB_OFFLINE, accept its "
                 "terms on that page if it has any, log in with "
                 "`hf auth login`, and run the same command again, which goes on there"

@@ -35,6 +35,15 @@ Size = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class _Pooling:
+    """A pooling by maxima."""
+
+    kernel: Size
+    stride: Size
+    padding: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """A convolution, its norm and activation, and perhaps a pooling after them."""
 
@@ -42,24 +51,23 @@ class _Layer:
     kernel: Size
     stride: Size = 1
     padding: Size = 0
-    pooling: tuple[Size, Size, Size] | None = None
-    """Kernel, stride and padding."""
+    pooling: _Pooling | None = None
 
 
 _SPEECH_LAYERS = (
-    _Layer(64, (3, 3), 1, 1, (1, 1, 0)),
-    _Layer(192, (3, 3), 1, 1, (3, (1, 2), 0)),
+    _Layer(64, (3, 3), 1, 1, _Pooling(1, 1)),
+    _Layer(192, (3, 3), 1, 1, _Pooling(3, (1, 2))),
     _Layer(384, (3, 3), 1, 1),
     _Layer(256, (3, 3), 1, 1),
-    _Layer(256, (3, 3), 1, 1, (3, 2, 0)),
+    _Layer(256, (3, 3), 1, 1, _Pooling(3, 2)),
     _Layer(512, (5, 4)),
 )
 _FACE_LAYERS = (
-    _Layer(96, (5, 7, 7), (1, 2, 2), 0, ((1, 3, 3), (1, 2, 2), 0)),
-    _Layer(256, (1, 5, 5), (1, 2, 2), (0, 1, 1), ((1, 3, 3), (1, 2, 2), (0, 1, 1))),
+    _Layer(96, (5, 7, 7), (1, 2, 2), 0, _Pooling((1, 3, 3), (1, 2, 2))),
+    _Layer(256, (1, 5, 5), (1, 2, 2), (0, 1, 1), _Pooling((1, 3, 3), (1, 2, 2), (0, 1, 1))),
     _Layer(256, (1, 3, 3), 1, (0, 1, 1)),
     _Layer(256, (1, 3, 3), 1, (0, 1, 1)),
-    _Layer(256, (1, 3, 3), 1, (0, 1, 1), ((1, 3, 3), (1, 2, 2), 0)),
+    _Layer(256, (1, 3, 3), 1, (0, 1, 1), _Pooling((1, 3, 3), (1, 2, 2))),
     _Layer(512, (1, 6, 6)),
 )
 
@@ -100,7 +108,8 @@ def _modules(
     convolved = convolution(inputs, outputs, layer.kernel, layer.stride, layer.padding)
     modules = nn.Sequential(convolved, norm(outputs), nn.ReLU())
     if layer.pooling is not None:
-        modules.append(pooling(*layer.pooling))
+        shape = layer.pooling
+        modules.append(pooling(shape.kernel, shape.stride, shape.padding))
     return modules
 
 

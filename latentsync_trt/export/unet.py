@@ -432,16 +432,22 @@ class DenoiseStep(nn.Module):
         tokens = audio.to(dtype).flatten(0, 1)
         state = None if hidden is None else hidden.flatten(0, 2)
         predicted = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-        noise = predicted.noise.float().reshape(halves, windows, frames, channels, height, width)
-        eps = noise[0]
-        if self.guided:
-            eps = eps + guidance * (noise[1] - eps)
-        eps = eps.transpose(1, 2)
+        shape = (halves, windows, frames, channels, height, width)
+        eps = self._guided_noise(predicted.noise.float().reshape(shape), guidance)
         c_x, c_eps, c_history, d_x, d_eps = [coefficients[index] for index in range(5)]
         next_latents = c_x * latents + c_eps * eps + c_history * history
         next_history = d_x * latents + d_eps * eps
         if hidden is not None:
             return next_latents, next_history
         state = predicted.hidden
-        shape = (halves, windows, frames, *state.shape[1:])
-        return next_latents, next_history, state.reshape(shape)
+        state = state.reshape(halves, windows, frames, *state.shape[1:])
+        return next_latents, next_history, state
+
+    def _guided_noise(self, halves: Tensor, guidance: Tensor) -> Tensor:
+        """Returns the noise `(B, 4, F, h, w)`, from halves that were predicted without and with
+        audio, `(G, B, F, 4, h, w)`.
+        """
+        eps = halves[0]
+        if self.guided:
+            eps = eps + guidance * (halves[1] - eps)
+        return eps.transpose(1, 2)

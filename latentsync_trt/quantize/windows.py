@@ -2,7 +2,7 @@
 calibrate.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -103,7 +103,6 @@ def record(
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
     frame_count = playback.expected_frames(info) or 1
     window_count = max(1, frame_count // manifest.frames)
-    wanted = min(wanted, window_count)
 
     def read() -> Generator[Frame, None, None]:
         for count, frame in enumerate(read_frames(clip.video, playback), start=1):
@@ -114,19 +113,24 @@ def record(
         FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio
     )
     inpainter = make_inpainter(model, SyncOptions())
-    recorded: list[RecordedWindow] = []
-    number = 0
     with (
         closing(speech),
-        closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as gathered,
+        closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as items,
     ):
-        for item in gathered:
-            if not isinstance(item, Window):
-                continue
-            number += 1
-            if number <= window_count and len(recorded) < number * wanted // window_count:
-                recorded.append(_inputs(item, inpainter, speech))
-    return recorded
+        windows = (item for item in items if isinstance(item, Window))
+        chosen = _spread(windows, min(wanted, window_count), window_count)
+        return [_recorded(window, inpainter, speech) for window in chosen]
+
+
+def _spread(
+    windows: Iterable[Window[Target]], wanted: int, count: int
+) -> Generator[Window[Target], None, None]:
+    """Yields `wanted` of the first `count` windows, spread evenly over them."""
+    chosen = 0
+    for number, window in enumerate(windows, start=1):
+        if number <= count and chosen < number * wanted // count:
+            chosen += 1
+            yield window
 
 
 def loops_of(
@@ -173,7 +177,7 @@ def recorded_for(samples: int) -> int:
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 
-def _inputs(window: Window[Target], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
+def _recorded(window: Window[Target], inpainter: Inpainter, speech: OpenSpeech) -> RecordedWindow:
     conditioning = inpainter.run("encode", lambda: inpainter.encode_faces(faces_of(window)))
     audio = speech.windows(0, [item.time_s for item in window.items])
     return RecordedWindow(inpainter.noise, conditioning, audio)

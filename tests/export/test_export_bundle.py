@@ -160,9 +160,7 @@ def test_values_beyond_half_precision_end_the_export_at_once_and_leave_nothing(
     def keep_stage(progress: Progress) -> None:
         stages.append(progress.stage)
 
-    with pytest.raises(
-        ExportMismatch, match=r"output image: .* are not finite; export with --precision fp32"
-    ):
+    with pytest.raises(ExportMismatch, match=r"output image: .*--precision fp32"):
         export_only((VAE_DECODER, CACHED_STEP), options, keep_stage)
     assert stages == [
         "loading checkpoints",

@@ -113,7 +113,7 @@ class _Code:
 )
 def test_files_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "unet.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"unet\.pt: damaged, or not a PyTorch weight file"):
+    with pytest.raises(CheckpointError, match=r"unet\.pt: damaged"):
         load_unet(tmp_path / "unet.pt", torch.float32)
     with pytest.raises(CheckpointError, match=r"unet\.pt: damaged"):
         load_syncnet(tmp_path / "unet.pt")
@@ -121,13 +121,13 @@ def test_files_that_are_no_weights(tmp_path: Path, content: bytes) -> None:
 
 def test_a_pickle_with_code_is_not_executed(sources: Sources, tmp_path: Path) -> None:
     torch.save({"state_dict": _Code(tmp_path / "executed")}, tmp_path / "unet.pt")
-    with pytest.raises(CheckpointError, match="damaged, or not a PyTorch weight file"):
+    with pytest.raises(CheckpointError, match=r"unet\.pt: damaged"):
         load_unet(tmp_path / "unet.pt", torch.float32)
     vae = tmp_path / "vae"
     vae.mkdir()
     (vae / "config.json").write_bytes((sources.vae / "config.json").read_bytes())
     torch.save({"weight": _Code(tmp_path / "executed")}, vae / "diffusion_pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="cannot be loaded as an AutoencoderKL"):
+    with pytest.raises(CheckpointError, match="AutoencoderKL"):
         load_vae(vae, torch.float32)
     assert not (tmp_path / "executed").exists()
 
@@ -153,14 +153,14 @@ def test_the_published_vae_has_older_attention_names(sources: Sources, tmp_path:
 
 def test_a_vae_with_other_layers_is_refused(tmp_path: Path) -> None:
     narrow.make_vae(use_quant_conv=False).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="its use_quant_conv is False; LatentSync needs True"):
+    with pytest.raises(CheckpointError, match="use_quant_conv is False"):
         load_vae(tmp_path, torch.float32)
 
 
 def test_swapped_files_are_recognized(sources: Sources) -> None:
-    with pytest.raises(CheckpointError, match="not a LatentSync U-Net"):
+    with pytest.raises(CheckpointError, match="U-Net"):
         load_unet(sources.whisper, torch.float32)
-    with pytest.raises(CheckpointError, match="not one of OpenAI's Whisper models"):
+    with pytest.raises(CheckpointError, match="Whisper"):
         load_whisper(sources.unet, torch.float32)
     with pytest.raises(CheckpointError, match="not SyncNet's weights"):
         load_syncnet(sources.unet)
@@ -173,4 +173,4 @@ def test_a_missing_default_checkpoint_says_how_to_get_it(tmp_path: Path) -> None
         main, ["export", "--model", "1.5"]
     )
     assert result.exit_code == 2
-    assert "get it with `latentsync-trt download 1.5`" in result.stderr
+    assert "`latentsync-trt download 1.5`" in result.stderr

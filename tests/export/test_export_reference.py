@@ -59,11 +59,11 @@ class TorchDenoiser:
             torch.from_numpy(coefficients),
         )
         with torch.inference_mode():
-            made = self._steps[cached](
+            outputs = self._steps[cached](
                 self._latents, *self._window, *given, *(self._hidden if cached else ())
             )
-        self._latents, self._history = made[:2]
-        self._hidden = made[2:] or self._hidden
+        self._latents, self._history = outputs[:2]
+        self._hidden = outputs[2:] or self._hidden
 
     def latents(self) -> Float32Array:
         return np.array(self._latents[0].numpy())

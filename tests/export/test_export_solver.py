@@ -49,10 +49,9 @@ def test_trajectory_of_a_linear_model_is_the_same(steps: int) -> None:
     for step in schedule:
         c_x, c_eps, c_history, d_x, d_eps = step.coefficients
         eps = latents @ mixing
-        latents, history = (
-            c_x * latents + c_eps * eps + c_history * history,
-            d_x * latents + d_eps * eps,
-        )
+        next_latents = c_x * latents + c_eps * eps + c_history * history
+        history = d_x * latents + d_eps * eps
+        latents = next_latents
         wanted = solver.step(wanted @ torch.from_numpy(mixing), step.timestep, wanted).prev_sample
         assert latents.dtype == np.float32
         assert (

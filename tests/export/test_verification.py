@@ -102,9 +102,7 @@ def test_one_wrong_part_fails(
     mutation(model)
     path = tmp_path / graph.name
     save_graph(model, path, WeightsFile(tmp_path / "unet.weights"))
-    with pytest.raises(
-        ExportMismatch, match=r"denoise_step_cached\.onnx, output next_\w+: differs"
-    ) as caught:
+    with pytest.raises(ExportMismatch, match=r"output next_\w+: differs") as caught:
         verify_graph(path, *planned, "fp16")
     assert re.search(r"by \d\.\d\de.* the limit is \d\.\d\de", str(caught.value))
 
@@ -117,9 +115,7 @@ class _Broken(nn.Module):
 def test_weights_that_give_nan_are_called_damaged(tmp_path: Path) -> None:
     plan = GraphPlan("broken", "unet", _Broken(), {"x": torch.ones(2, 3)}, ("y",))
     ir.save(build_graph(plan), tmp_path / "broken.onnx")
-    with pytest.raises(
-        CheckpointError, match="PyTorch gives values that are not finite; the checkpoint is damaged"
-    ):
+    with pytest.raises(CheckpointError, match="the checkpoint is damaged"):
         verify_graph(tmp_path / "broken.onnx", plan, plan.module, "fp32")
 
 

@@ -13,8 +13,8 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from latentsync_trt.quantize.calibrate import Provenance, quantize_bundle
 from latentsync_trt.quantize.calibration_options import CalibrateOptions
+from latentsync_trt.quantize.eight_bit_bundle import Provenance, quantize_bundle
 from tests.quantize.eight_bit import small_ranges
 from tests.small import small_bundle
 

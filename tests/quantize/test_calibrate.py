@@ -68,14 +68,14 @@ def test_an_eight_bit_bundle_is_refused(
 ) -> None:
     result = run(int8_bundle, clip, tmp_path / "out")
     assert result.exit_code == 2
-    assert "is in int8 already; calibrate demo, which it was made from" in result.stderr
+    assert "calibrate demo" in result.stderr
 
 
 def test_a_clip_without_a_face_is_refused(clip: CalibrationClip, tmp_path: Path) -> None:
     blank = write_face(tmp_path / "blank.mp4", 20, blank=range(20))
     result = run(small_bundle(), CalibrationClip(blank, clip.audio), tmp_path / "out")
     assert result.exit_code == 1
-    assert re.search(r"error: .*blank\.mp4: no face in any frame", result.stderr)
+    assert re.search(r"error: .*blank\.mp4: no face", result.stderr)
 
 
 def test_few_windows_give_warnings(guided_bundle: Path, tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_few_windows_give_warnings(guided_bundle: Path, tmp_path: Path) -> None:
         "3",
     )
     assert result.exit_code == 0
-    assert "note: 1 windows of the 3 that --windows asks for" in result.stderr
-    assert "no window is left to measure on" in result.stderr
+    assert "note: 1 windows of the 3" in result.stderr
+    assert "no window is left" in result.stderr
     quantized = Bundle.load(tmp_path / "int8").manifest.quantization
     assert quantized is not None and quantized.settings["windows_measured"] == 1
 
