@@ -43,9 +43,9 @@ ENDING_S = 10.0
 overloaded.
 """
 _ASKED_S = 0.5
-"""The same, of a child that has exceeded a limit."""
+"""The same for a child that has exceeded a limit."""
 _WAIT_S = 0.1
-"""A wait: Windows delivers Ctrl-C only between two."""
+"""Length of each wait: Windows delivers Ctrl-C only between two."""
 
 _WINDOWS_EXCEPTIONS = range(0xC0000000, 0xD0000000)
 """Exit codes of processes that Windows has ended, as 0xC0000005 for an access violation."""
@@ -208,15 +208,15 @@ class ChildProcess:
 
 
 class Child:
-    """Calls what a process handles, from any threads, and ends the process where it exceeds a
-    limit. After that, and after its end for any other reason, each call raises why.
+    """Lets a process carry out calls, which may come from any thread, and ends it where it exceeds
+    a limit. When it has ended, for whatever reason, each call raises why.
     """
 
     def __init__(self, process: Process, silent_s: float = inf, cancel_s: float = _ASKED_S) -> None:
         """
         Args:
-            silent_s: within calls, so long the child may send nothing at all.
-            cancel_s: so long a call may go on after it was canceled.
+            silent_s: how long the child may send nothing at all while calls run.
+            cancel_s: how long a call may go on after it was canceled.
         """
         self._process = process
         self._silent_s = silent_s

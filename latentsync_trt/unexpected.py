@@ -57,7 +57,8 @@ def _write_log(error: Exception, arguments: Sequence[str]) -> str:
 
     packages = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    trace = _without_names(_without_folders("".join(traceback.format_exception(error))))
+    lines = traceback.format_exception(error)
+    trace = _without_names(_without_folders("".join(lines)))
     command = redacted(f"command: latentsync-trt {shlex.join(arguments)}")
     facts = f"version: {__version__}, {system}\npackages: {', '.join(packages)}"
     content = f"{command}\n{facts}\n\n{trace}"
@@ -96,8 +97,9 @@ def _without_folders(text: str, paths: Iterable[Path] = ()) -> str:
         # A container has no home, and the current folder may be deleted.
         with suppress(RuntimeError, OSError, KeyError, ImportError):
             folders.append(find())
-    places = {str(folder) for folder in folders} | {str(folder.resolve()) for folder in folders}
-    for place in sorted(places - {".", "/"}, key=len, reverse=True):  # a folder before its parents
+    places = set(folders) | {folder.resolve() for folder in folders}
+    names = {str(place) for place in places} - {".", "/"}
+    for place in sorted(names, key=len, reverse=True):  # a folder before its parents
         text = re.sub(rf"{re.escape(place)}[\\/]", "", text)
     return text
 

@@ -52,7 +52,7 @@ class _Job:
 
 
 def slot_names(worker: WorkerHandle) -> list[str]:
-    """The names under which events tell of a worker, one for each task that it takes at a time."""
+    """Returns the names under which events tell of a worker, one for each task at a time."""
     if worker.at_once > 1:
         return [f"{worker.name}.{number + 1}" for number in range(worker.at_once)]
     return [worker.name]
@@ -183,8 +183,8 @@ class Dispatcher:
         return reason
 
     def _stops(self) -> bool:
-        """Whether it closes, or a signal has asked the command to stop: what that ends is no
-        failure.
+        """Returns whether all stops, as the dispatcher closes or a signal has asked the command to
+        end: what breaks off by that is no failure.
         """
         return self._closing.is_set() or bool(exit_code())
 
@@ -267,7 +267,7 @@ class Dispatcher:
 
 
 def _crashes(task: Task, crash: str) -> str:
-    """The message about a task of which two workers have crashed in the same way."""
+    """Returns the message about a task of which two workers have crashed in the same way."""
     if "SIGKILL" in crash:
         problem = "the system killed its worker twice, most likely as memory was short"
         cure = "give a clip with smaller pictures, or fewer --workers"

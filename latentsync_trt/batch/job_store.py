@@ -207,7 +207,7 @@ def _translate_ledger_errors(path: Path) -> Iterator[None]:
 
 
 def _text_of(stored: bytes) -> str | bytes:
-    """Text that is damaged stays bytes."""
+    """Decodes text; what is damaged stays bytes."""
     try:
         return stored.decode()
     except UnicodeDecodeError:

@@ -15,7 +15,7 @@ from latentsync_trt.types import Progress
 HUNG_S = 300.0
 """A worker that sends nothing for so long while it works is ended, and its tasks run again."""
 CANCEL_S = 30.0
-"""So is one that does not obey a cancel within this time."""
+"""A worker that does not obey a cancel within this time is ended, too."""
 
 
 class WorkerOrders:

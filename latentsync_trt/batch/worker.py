@@ -125,7 +125,7 @@ class Worker:
     def _opened(
         self, bundle: str, report: Callable[[Progress], None]
     ) -> Generator[None, None, None]:
-        """A block in which a bundle is open; first waits for tasks with another one."""
+        """Holds a bundle open within the block; first waits for tasks with another one."""
         with self._ended:
             while bundle != self._bundle and self._running:
                 report(Progress("waiting for clips with another bundle", 0, None))

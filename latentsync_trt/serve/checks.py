@@ -29,8 +29,9 @@ _LARGEST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 _MOST_SEARCHED_PIXELS = 6e10
 """Pixels of a video that is searched for faces: 20 minutes of 1920×1080 at 25 frames/s."""
 _SEARCH_BESIDE_S = 60.0
+"""Time that a search may take in addition to the length of the video."""
 _LONGEST_SEARCH_S = 900.0
-"""A search may take so long beside as long as the video plays, and so long at most."""
+"""Time that any search may take."""
 
 Watch = Callable[[Any], None]
 

@@ -30,9 +30,9 @@ SETTINGS: Any = {
 SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
 
 SILENT_S = 2.0
-"""The rest of a request is read until nothing arrives for so long."""
+"""Silence after which the rest of a refused request is not waited for."""
 MOST_S = 30.0
-"""It is read no longer than this."""
+"""Longest time for which the rest of a refused request is read."""
 
 
 def log_to_stderr() -> None:

@@ -24,8 +24,9 @@ _SWEEP_S = 60.0
 _CHECKS = 4
 """Jobs whose files are checked at the same time."""
 _CHECK_BYTES = 1.5e9
+"""Memory that each check may take."""
 _CHECK_S = 120.0
-"""Memory and time that each may take for it."""
+"""Time that each check may take."""
 
 _log = logging.getLogger(__name__)
 
