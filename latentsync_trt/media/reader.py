@@ -80,7 +80,7 @@ def probe(path: Path) -> VideoInfo:
         return VideoInfo(
             width_px=planes.y.shape[1],
             height_px=planes.y.shape[0],
-            duration_s=_duration_s(path, stream, rate, start_s),
+            duration_s=_picture_duration_s(path, stream, rate, start_s),
             pixel_format=pixel_format_of(planes),
             # FFmpeg's 0 and 1 are "unknown" and "progressive".
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in (0, 1),
@@ -140,7 +140,7 @@ def read_frames(
         raise MediaError(f"{path}: its video stream has no picture")
 
 
-def _duration_s(
+def _picture_duration_s(
     path: Path, stream: VideoStream, rate: Fraction | None, start_s: Fraction | None
 ) -> Fraction | None:
     """Returns how long the pictures last, at least one period; None where the file does not state
