@@ -172,22 +172,29 @@ class MediaPipeDetector:
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
         """Returns faces as `_decoded`, in pixels of the frame."""
-        height, width = frame.shape[:2]
-        longer = max(height, width)
-        scale = model.side_px / longer
-        small_width = max(1, round(width * scale))
-        small_height = max(1, round(height * scale))
-        left = (model.side_px - small_width) // 2
-        top = (model.side_px - small_height) // 2
-        square = np.zeros((model.side_px, model.side_px, 3), np.float32)
-        square[top : top + small_height, left : left + small_width] = cv2.resize(
-            frame, (small_width, small_height), interpolation=cv2.INTER_AREA
-        )
+        square, corner = _letterboxed(frame, model.side_px)
         channels_first = np.ascontiguousarray(square.transpose(2, 0, 1)[None])
         image = channels_first / np.float32(127.5) - np.float32(1)
         boxes, scores = self._graphs[model.name].run({"image": image})
-        offset = np.array([left, top], np.float32) / model.side_px
-        return (_decoded(model, boxes[0], scores[0, :, 0]) - offset) * longer
+        faces = _decoded(model, boxes[0], scores[0, :, 0])
+        return (faces - corner / model.side_px) * max(frame.shape[:2])
+
+
+def _letterboxed(frame: UInt8Array, side_px: int) -> tuple[Float32Array, Float32Array]:
+    """Returns the frame in the middle of a black square, float32 `(side, side, 3)`, and the place
+    (x, y) of its upper left corner.
+    """
+    height, width = frame.shape[:2]
+    scale = side_px / max(height, width)
+    width = max(1, round(width * scale))
+    height = max(1, round(height * scale))
+    left = (side_px - width) // 2
+    top = (side_px - height) // 2
+    square = np.zeros((side_px, side_px, 3), np.float32)
+    square[top : top + height, left : left + width] = cv2.resize(
+        frame, (width, height), interpolation=cv2.INTER_AREA
+    )
+    return square, np.array([left, top], np.float32)
 
 
 @lru_cache(maxsize=2)
