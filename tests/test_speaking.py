@@ -198,7 +198,7 @@ def test_whose_the_speech_of_a_dub_is(
         person: [pytest.approx(times, abs=0.041) for times in spans]
         for person, spans in expected.items()
     }
-    assert dubbed.nobody_s == [pytest.approx(times, abs=0.041) for times in nobody_s]
+    assert list(dubbed.nobody_s) == [pytest.approx(times, abs=0.041) for times in nobody_s]
 
 
 def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:

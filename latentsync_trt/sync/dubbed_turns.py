@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +17,9 @@ from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.source_speakers import detect_speakers
+from latentsync_trt.sync.speech import FindSpeech
 from latentsync_trt.sync.turns import MARGIN_S, SpeakerTurns
-from latentsync_trt.types import BoolArray, Float64Array, runs_of_true, within
-
-if TYPE_CHECKING:
-    from latentsync_trt.audio.vad import Speech
-    from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.types import BoolArray, FaceDetector, Float64Array, runs_of_true, within
 
 IntArray = NDArray[np.int64]
 
@@ -41,14 +36,14 @@ class DubbedTurns:
 
     turns: dict[int, SpeakerTurns]
     """When each person is painted, by number."""
-    nobody_s: list[tuple[float, float]]
+    nobody_s: tuple[tuple[Fraction, Fraction], ...]
     """When no one is, although there is speech."""
 
 
 def assign_speech(
     inputs: Inputs,
-    detector: "MediaPipeDetector",
-    find_speech: "Callable[[Path], Speech]",
+    detector: FaceDetector,
+    find_speech: FindSpeech,
     notices: Notices,
     progress: CallerProgress,
 ) -> Inputs:
@@ -59,7 +54,7 @@ def assign_speech(
     """
     tracks = inputs.tracks
     if tracks is None:
-        tracks, _ = analyze(inputs.video, inputs.helpers.detector or detector, progress)
+        tracks, _ = analyze(inputs.video, detector, progress)
         tracks, notice = detect_speakers(inputs.video, tracks, progress.ask)
         if notice is not None:
             notices.add(notice)
@@ -74,8 +69,8 @@ def assign_speech(
             "one with --face index:N or --speaker N=FILE (latentsync-trt faces)"
         )
     if dubbed.nobody_s:
-        lasts_s = sum(end_s - start_s for start_s, end_s in dubbed.nobody_s)
-        first_s, _ = dubbed.nobody_s[0]
+        lasts_s = float(sum(end_s - start_s for start_s, end_s in dubbed.nobody_s))
+        first_s = float(dubbed.nobody_s[0][0])
         notices.add(
             f"nobody is painted in {lasts_s:.1f} s of the speech, from {first_s:.1f} s on: the "
             "source does not show who speaks there; to change that, give --faces with edited tracks"
@@ -89,7 +84,7 @@ def assign_speech(
     return replace(inputs, tracks=tracks, sound=sound)
 
 
-def _speech_s(inputs: Inputs, find_speech: "Callable[[Path], Speech]") -> list[tuple[float, float]]:
+def _speech_s(inputs: Inputs, find_speech: FindSpeech) -> list[tuple[float, float]]:
     """Returns when the dub is spoken, in times of the output."""
     (recording,) = inputs.sound.recordings
     spans_s = find_speech(recording.path).spans_s
@@ -139,14 +134,12 @@ def dubbed_turns(
     shots = np.searchsorted(np.asarray(shots_s), shown_s)
     spoken = within(times_s, speech_s)
     owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NOBODY)
-    for start, end in runs_of_true(spoken):
-        _begin_in_pauses(owners[start:end], shots[start:end])
+    _begin_in_pauses(owners, shots, spoken)
     turns = dict[int, SpeakerTurns]()
     for person in sorted(set(owners.tolist()) - {_NOBODY}):
         painted = _with_silence_around(owners == person, ~spoken, shots)
         turns[person] = SpeakerTurns(tuple(_spans_s(painted)))
-    nobody_s = _spans_s(spoken & (owners == _NOBODY))
-    return DubbedTurns(turns, [(float(start_s), float(end_s)) for start_s, end_s in nobody_s])
+    return DubbedTurns(turns, tuple(_spans_s(spoken & (owners == _NOBODY))))
 
 
 def _spans_s(frames: BoolArray) -> Iterator[tuple[Fraction, Fraction]]:
@@ -187,10 +180,16 @@ def _nearest_speakers(speaks: Sequence[Turn], times_s: Float64Array) -> IntArray
     return np.array([*people, _NOBODY])[np.where(is_near, apart_s.argmin(axis=1), last)]
 
 
-def _begin_in_pauses(owners: IntArray, shots: IntArray) -> None:
-    """Gives what lies before the first and after the last change in a span of speech to the
+def _begin_in_pauses(owners: IntArray, shots: IntArray, spoken: BoolArray) -> None:
+    """Gives what lies before the first and after the last change in each span of speech to the
     neighbor, if it is short.
     """
+    for start, end in runs_of_true(spoken):
+        _shift_changes(owners[start:end], shots[start:end])
+
+
+def _shift_changes(owners: IntArray, shots: IntArray) -> None:
+    """Does so in one span."""
     edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     short = _FARTHEST_S * MODEL_FPS
     for before, change, after in zip(edges, edges[1:], edges[2:], strict=False):

@@ -1,21 +1,17 @@
 """A preview: the part of the output from the first speech on, as if the output began there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.playback import short_number
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
-
-if TYPE_CHECKING:
-    from latentsync_trt.audio.vad import Speech
+from latentsync_trt.sync.speech import FindSpeech
 
 
-def preview_of(inputs: Inputs, find_speech: "Callable[[Path], Speech]") -> tuple[Inputs, str]:
+def preview_of(inputs: Inputs, find_speech: FindSpeech) -> tuple[Inputs, str]:
     """Returns the inputs with all times moved so that the first speech is at 0, and a notice.
 
     They are moved by whole pictures, which stay the same.
@@ -45,9 +41,7 @@ def _latest_s(inputs: Inputs) -> Fraction | None:
     return min((time_s for time_s in ends_s if time_s is not None), default=None)
 
 
-def _speech_from(
-    sound: Sound, find_speech: "Callable[[Path], Speech]", start_s: Fraction
-) -> Iterator[Fraction]:
+def _speech_from(sound: Sound, find_speech: FindSpeech, start_s: Fraction) -> Iterator[Fraction]:
     """Yields when somebody who is painted then begins to speak, or goes on at `start_s`, in times
     of the output.
     """

@@ -3,25 +3,20 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from latentsync_trt.compositing.enhancer import load_enhancer
 from latentsync_trt.errors import Notices
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.dubbed_turns import assign_speech
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.model_slot import ModelSlot
 from latentsync_trt.sync.preview import preview_of
-from latentsync_trt.sync.speech import speech_in
+from latentsync_trt.sync.speech import FindSpeech, speech_in
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import ProgressCallback
-
-if TYPE_CHECKING:
-    from latentsync_trt.audio.vad import Speech
-    from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.types import FaceDetector, ProgressCallback
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,10 +29,10 @@ class RunContext:
     """Waits for the model that is being opened; raises as `open_model`."""
     resolution_px: int
     """Side of an aligned face."""
-    detector: "MediaPipeDetector"
+    detector: MediaPipeDetector
     """Finds outlines, and faces if `inputs.helpers` has no other detector."""
-    speech_in: "Callable[[Path], Speech]"
-    """Returns when somebody speaks in a recording, which is found once in a run."""
+    speech_in: FindSpeech
+    """Looks into each recording once in a run."""
     notices: Notices
     on_progress: CallerProgress
     clock: StageClock
@@ -81,8 +76,8 @@ def begin_run(
 
 def resolve_inputs(
     inputs: Inputs,
-    detector: "MediaPipeDetector",
-    find_speech: "Callable[[Path], Speech]",
+    detector: FaceDetector,
+    find_speech: FindSpeech,
     notices: Notices,
     progress: CallerProgress,
 ) -> Inputs:
@@ -99,7 +94,7 @@ def resolve_inputs(
         helpers = replace(helpers, enhancer=load_enhancer(options.enhancer))
         inputs = replace(inputs, helpers=helpers)
     if options.face == "speaking":
-        inputs = assign_speech(inputs, detector, find_speech, notices, progress)
+        inputs = assign_speech(inputs, helpers.detector or detector, find_speech, notices, progress)
     if options.preview_s is not None:
         inputs, notice = preview_of(inputs, find_speech)
         notices.add(notice)

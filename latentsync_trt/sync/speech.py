@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FindSpeech = Callable[[Path], "Speech"]
+"""Returns when somebody speaks in a recording."""
+
 _NOTABLE_S = 0.1
 """Seconds of lost sound from which a notice says so."""
 
@@ -78,7 +81,7 @@ class OpenSpeech:
         filters: Float32Array,
         options: SyncOptions,
         listen: Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]] | None = None,
-        find_speech: "Callable[[Path], Speech]" = speech_in,
+        find_speech: FindSpeech = speech_in,
     ) -> None:
         self._recordings = sound.recordings
         self._streams = dict[SoundPiece, SpeechStream]()
