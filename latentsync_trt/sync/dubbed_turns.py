@@ -189,7 +189,7 @@ def _begin_in_pauses(owners: IntArray, shots: IntArray, spoken: BoolArray) -> No
 
 
 def _shift_changes(owners: IntArray, shots: IntArray) -> None:
-    """Does so in one span."""
+    """Gives the short ends of one span of speech, see `_begin_in_pauses`, to their neighbors."""
     edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     short = _FARTHEST_S * MODEL_FPS
     for before, change, after in zip(edges, edges[1:], edges[2:], strict=False):

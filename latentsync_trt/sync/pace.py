@@ -33,7 +33,7 @@ class PaintingProgress:
 
 
 class Pace:
-    """The pace of the thread that writes frames, from what these say of their painting.
+    """The pace of the thread that writes frames, and of painting, as frames tell it.
 
     Args:
         opened_s: when all networks were open, on the scale of `perf_counter`.
