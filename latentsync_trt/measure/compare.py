@@ -63,7 +63,7 @@ class ClipResults:
 
 
 def _beside(name: str, a: float | None, b: float | None, form: str) -> Iterator[tuple[str, ...]]:
-    """A line of two numbers in one format, and by how much B's is higher; none where one is
+    """Yields a line of two numbers in one format, and by how much B's is higher; none where one is
     unknown.
     """
     if a is None or b is None:

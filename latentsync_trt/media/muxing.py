@@ -102,8 +102,8 @@ def _add_video(
 
 
 def _until_damaged(timed: TimedPackets, problems: list[str]) -> TimedPackets:
-    """The same packets; where their source breaks off, they end, and `problems` says so: no whole
-    film is lost for one of its other streams.
+    """Yields the same packets; where their source breaks off, they end, and `problems` says so: no
+    whole film is lost for one of its other streams.
     """
     try:
         yield from timed

@@ -67,7 +67,7 @@ def track_tags(stream: Stream) -> TrackTags:
 
 
 def other_streams(path: Path, container: InputContainer) -> Iterator[Stream]:
-    """All streams but the picture, the first sound, and the chapters' own track in MP4."""
+    """Yields all streams but the picture, the first sound, and the chapters' own track in MP4."""
     taken = [video_stream(path, container), *container.streams.audio[:1]]
     for stream in container.streams:
         if stream not in taken and stream.discard != Discard.all and not is_tile(stream):
@@ -149,6 +149,7 @@ def _copy_tags(
 
 
 def _copy_track_tags(source: Stream, output: Stream) -> None:
+    """Gives a track of the output the language, title, handler and uses of one of the source."""
     tags = track_tags(source)
     handler = source.metadata.get("handler_name") or source.metadata.get("HANDLER_NAME")
     texts = {"language": tags.language, "title": tags.title, "handler_name": handler}
@@ -179,7 +180,7 @@ def _copied_subtitles(
 
 
 def _subtitles(path: Path, stream: SubtitleStream) -> Iterator["Packet[Any]"]:
-    """The packets of a stream that show something."""
+    """Yields the packets of a stream that show something."""
     packets = cast(InputContainer, stream.container).demux(stream)
     empty_bytes = 2 if stream.codec_context.name == "mov_text" else 0  # its length, which is 0
     for packet in guarded(path, stream, packets):
@@ -190,6 +191,7 @@ def _subtitles(path: Path, stream: SubtitleStream) -> Iterator["Packet[Any]"]:
 def _converted_subtitles(
     path: Path, stream: SubtitleStream, copy: SubtitleStream
 ) -> Iterator["Packet[Any]"]:
+    """Yields the packets that show something in the form of `copy`."""
     for packet in _subtitles(path, stream):
         with reading(path, "its subtitles cannot be read"):
             subtitle = stream.codec_context.decode2(packet)
@@ -206,7 +208,7 @@ def _converted_subtitles(
 def _placed_subtitles(
     packets: Iterator["Packet[Any]"], copy: SubtitleStream, contents: Contents, end_s: Fraction
 ) -> TimedPackets:
-    """The packets for a `copy` at their times in the output, which ends at `end_s`."""
+    """Yields the packets for a `copy` at their times in the output, which ends at `end_s`."""
     last = -1
     for packet in packets:
         start_s = cast(int, packet.pts) * packet.time_base - contents.origin_s

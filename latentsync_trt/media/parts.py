@@ -164,6 +164,7 @@ class ResumeRequest:
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Names what differs, with both values."""
     for name in {**before, **now}:
         first = before.get(name, "not given")
         second = now.get(name, "not given")
@@ -236,8 +237,8 @@ def abandon(container: OutputContainer, path: Path) -> None:
 
 
 def join_parts(folder: Path, finished: FinishedParts, stream: VideoStream) -> TimedPackets:
-    """The packets of all parts as those of `stream`, with stamps and durations, and when each is
-    decoded.
+    """Yields the packets of all parts as those of `stream`, with stamps and durations, and when
+    each is decoded.
     """
     parts = finished.parts
     packets = chain.from_iterable(_packets_of(folder, part) for part in parts)
@@ -252,7 +253,7 @@ def join_parts(folder: Path, finished: FinishedParts, stream: VideoStream) -> Ti
 
 
 def _packets_of(folder: Path, part: ClosedPart) -> Iterator["Packet[Any]"]:
-    """The packets of a part, each with the stamp and the duration of its picture."""
+    """Yields the packets of a part, each with the stamp and the duration of its picture."""
     ordered = sorted(part.stamps)
     ends = dict(zip(ordered, [*ordered[1:], part.end], strict=True))
     with open_input(folder / part.file) as container:

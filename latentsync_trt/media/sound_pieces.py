@@ -78,8 +78,8 @@ def splice(
 def place_piece(
     recording: Generator[Float32Array, None, None], piece: SoundPiece, channels: int, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """A piece of its recording, in blocks `(n, channels)` from sample 0 of the output on, with
-    ramps at cuts. The recording's own start and end have no ramp. It is open only while it is
+    """Yields a piece of its recording in blocks `(n, channels)` from sample 0 of the output on,
+    with ramps at cuts. The recording's own start and end have no ramp. It is open only while it is
     heard.
     """
     first = nearest(piece.from_s, rate_hz)
@@ -108,14 +108,16 @@ def place_piece(
 
 
 def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Float32Array:
-    """From 0 to 1 over `half` samples on each side of a cut, to which the offsets are relative."""
+    """Returns a gain that rises from 0 to 1 within `half` samples on each side of a cut, by the
+    offsets from it.
+    """
     return np.clip((offsets + half + 0.5) / (2 * half), 0, 1).astype(np.float32)
 
 
 def mix_tracks(
     tracks: Sequence[Generator[Float32Array, None, None]], channels: int, rate_hz: int
 ) -> Generator[Float32Array, None, None]:
-    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`."""
+    """Yields the sum of `tracks` from sample 0 to the end of the last: blocks `(n, channels)`."""
     with ExitStack() as opened:
         count = nearest(_BLOCK_S, rate_hz)
         nothing = np.zeros((0, channels), np.float32)

@@ -71,11 +71,11 @@ class ChosenSound:
     codec: str | None = None
     """FFmpeg's name of the encoder; None if the packets of the only piece are copied."""
     rate_hz: int = 0
-    """Of the encoded sound."""
+    """The rate of the encoded sound."""
     layout: str = ""
-    """Of the encoded sound."""
+    """FFmpeg's name of the encoded sound's channel layout."""
     gain: float = 1.0
-    """Keeps the encoded sound within full scale."""
+    """What the samples are multiplied with, to keep within full scale."""
     notices: tuple[str, ...] = ()
     """What is missing, why the sound is encoded, or softer."""
 
@@ -150,6 +150,7 @@ class _Format:
 
 
 def _format_of_sum(pieces: Iterable[SoundPiece], codec: str) -> _Format:
+    """Returns the format with the most channels and the highest rate that the codec takes."""
     rates_hz = list[int]()
     layouts = dict[int, str]()
     is_lossy = False
@@ -258,7 +259,7 @@ def copied_sound(
     *,
     origin_s: Fraction | None = None,
 ) -> TimedPackets:
-    """A stream's packets for its `copy` in an output, at the times of the samples inside.
+    """Yields a stream's packets for its `copy` in an output, at the times of the samples inside.
 
     Args:
         delay_s: the time of the first sample of the file's first audio stream.
@@ -293,7 +294,7 @@ def copied_sound(
 
 
 def _heard_packets(path: Path, stream: AudioStream) -> Iterator["Packet[Any]"]:
-    """The packets of a stream without those that an edit list leaves out at its end."""
+    """Yields the packets of a stream without those that an edit list leaves out at its end."""
     has_begun = False
     for packet in guarded(path, stream, cast(InputContainer, stream.container).demux(stream)):
         has_begun |= not packet.is_discard
@@ -326,7 +327,7 @@ def _encoded_blocks(
 
 
 def _mixed_pieces(sound: ChosenSound) -> Generator[Float32Array, None, None]:
-    """The sum of all pieces, in blocks `(n, channels)`."""
+    """Yields the sum of all pieces, in blocks `(n, channels)`."""
     layout = sound.layout
     rate_hz = sound.rate_hz
     channels = AudioLayout(layout).nb_channels
