@@ -307,8 +307,9 @@ def _modules(
     """Modules by the names of their graphs: the guided steps, and the image codec."""
     import torch
 
+    from latentsync_trt.export.denoise_step import DenoiseStep
     from latentsync_trt.export.networks import ImageAttention, VaeDecoder, VaeEncoder
-    from latentsync_trt.export.unet import DenoiseStep, UNet, UNetConfig
+    from latentsync_trt.export.unet import UNet, UNetConfig
 
     # diffusers warns of what `ImageAttention` has no use for, whenever a compiler looks at it.
     logging.getLogger("diffusers").setLevel(logging.ERROR)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from latentsync_trt.bundle.manifest import HEADS
 from latentsync_trt.export import cuda_ops as ops
 from latentsync_trt.export.cuda_ops import Normed, Sum
+from latentsync_trt.export.denoise_step import DenoiseStep
 from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
-from latentsync_trt.export.unet import DenoiseStep, Prediction, StepInputs, UNet, shallow_copy
+from latentsync_trt.export.unet import Prediction, StepInputs, UNet, shallow_copy
 
 _CHANNELS_PER_THREAD = 2
 """Channels that a thread of the GroupNorm kernel computes: it takes groups of a multiple."""

@@ -19,6 +19,7 @@ from latentsync_trt.bundle.external import WeightsFile
 from latentsync_trt.diffusion import LATENT_CHANNELS
 from latentsync_trt.export.checkpoints import Networks, load_networks
 from latentsync_trt.export.cuda_form import cuda_module, obstacle
+from latentsync_trt.export.denoise_step import DenoiseStep
 from latentsync_trt.export.export_options import (
     EXPORT_EXTRA,
     EXPORT_TOOLS,
@@ -30,7 +31,7 @@ from latentsync_trt.export.export_options import (
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph, save_graph, verify_graph
 from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
 from latentsync_trt.export.published import origin
-from latentsync_trt.export.unet import INPUT_CHANNELS, DenoiseStep
+from latentsync_trt.export.unet import INPUT_CHANNELS
 from latentsync_trt.files import published_folder
 from latentsync_trt.option_fields import RESOLUTION_STEP_PX
 from latentsync_trt.runtime.engines.session import Session

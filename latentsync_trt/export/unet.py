@@ -1,5 +1,5 @@
 """LatentSync's U-Net, Stable Diffusion 1.5's per frame with audio cross-attention and temporal
-attention, and one step.
+attention.
 
 Inside, activations are `(B·F, C, h, w)`: B windows of F frames, which are part of the batch
 throughout.
@@ -385,69 +385,3 @@ def shallow_copy(module: nn.Module) -> Any:
     # PyTorch itself has deep copies only; a copy of the object shares the table of its submodules.
     copied._modules = dict(module._modules)
     return copied
-
-
-class DenoiseStep(nn.Module):
-    """The whole network, or with `cached` only its last layer, applied to `hidden` of an earlier
-    step.
-
-    Without `guided` the unconditional half is omitted and `guidance` has no effect.
-    """
-
-    def __init__(self, unet: UNet, *, guided: bool, cached: bool = False) -> None:
-        super().__init__()
-        # Tracing time grows with all parameters in a module, used or not.
-        self.unet = unet.tail() if cached else unet
-        self.guided = guided
-
-    def forward(
-        self,
-        latents: Tensor,
-        conditioning: Tensor,
-        audio: Tensor,
-        timestep: Tensor,
-        guidance: Tensor,
-        history: Tensor,
-        coefficients: Tensor,
-        hidden: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """One step: `next_latents`, `next_history` and, without `cached`, `hidden`.
-
-        All are float32, except `timestep` (int64) and `hidden` (the network's own precision).
-
-        Args:
-            latents, history: `(B, 4, F, h, w)`, noisy latents and the scheduler's state.
-            conditioning: `(B, 9, F, h, w)`: mask 1, masked image 4, reference image 4.
-            audio: `(B, F, S, D)`.
-            timestep, guidance: `()`.
-            coefficients: `(5)`: c_x, c_eps, c_history, d_x, d_eps.
-            hidden: with `cached`, the output of an earlier full step, `(G, B, F, C, h, w)`; G = 2
-                halves with guidance (unconditional first), else 1.
-        """
-        windows, channels, frames, height, width = latents.shape
-        halves = 2 if self.guided else 1
-        dtype = self.unet.conv_in.weight.dtype
-        # Frames go into the batch: `sample (B·F, 13, h, w)`, `tokens (B·F, S, D)`.
-        sample = torch.cat([latents, conditioning], 1).to(dtype).transpose(1, 2).flatten(0, 1)
-        tokens = audio.to(dtype).flatten(0, 1)
-        state = None if hidden is None else hidden.flatten(0, 2)
-        predicted = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-        shape = (halves, windows, frames, channels, height, width)
-        eps = self._guided_noise(predicted.noise.float().reshape(shape), guidance)
-        c_x, c_eps, c_history, d_x, d_eps = [coefficients[index] for index in range(5)]
-        next_latents = c_x * latents + c_eps * eps + c_history * history
-        next_history = d_x * latents + d_eps * eps
-        if hidden is not None:
-            return next_latents, next_history
-        state = predicted.hidden
-        state = state.reshape(halves, windows, frames, *state.shape[1:])
-        return next_latents, next_history, state
-
-    def _guided_noise(self, halves: Tensor, guidance: Tensor) -> Tensor:
-        """Returns the noise `(B, 4, F, h, w)`, from halves that were predicted without and with
-        audio, `(G, B, F, 4, h, w)`.
-        """
-        eps = halves[0]
-        if self.guided:
-            eps = eps + guidance * (halves[1] - eps)
-        return eps.transpose(1, 2)

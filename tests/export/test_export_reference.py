@@ -11,8 +11,8 @@ import torch
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP
 from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
 from latentsync_trt.export.checkpoints import load_unet
+from latentsync_trt.export.denoise_step import DenoiseStep
 from latentsync_trt.export.export_options import ExportOptions
-from latentsync_trt.export.unet import DenoiseStep
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.providers.selection import Selection
