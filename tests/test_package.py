@@ -131,8 +131,9 @@ def test_a_run_needs_neither_librosa_nor_a_home_folder(tmp_path: Path) -> None:
 def test_onnx_runtime_keeps_nothing_about_the_user(tmp_path: Path) -> None:
     """Its packages have telemetry, which leaves an identifier in the user's cache."""
     code = (
-        "from latentsync_trt.runtime.engines.session "
-        "import COPY_GRAPH, Session; Session(COPY_GRAPH)"
+        "from latentsync_trt.runtime.engines.buffers import COPY_GRAPH\n"
+        "from latentsync_trt.runtime.engines.session import Session\n"
+        "Session(COPY_GRAPH)"
     )
     quiet = {
         name: text

@@ -152,6 +152,13 @@ def test_a_photo_in_tiles_is_put_together(
     assert info.duration_s == Fraction(1, 25)
 
 
+def test_a_large_photo_without_color_tags_has_heifs_matrix(tmp_path: Path) -> None:
+    """A video of this size would have that of BT.709."""
+    rgb = gradient(720, 720)
+    (frame,) = read(write_heif(tmp_path / "photo.heic", rgb, 720))
+    assert np.abs(frame.rgb.astype(int) - rgb).mean() < 3
+
+
 def with_clap(clip: Path, *numbers: int) -> Path:
     """Adds the box to the picture's description at the end of the file, and its size to all boxes
     around.

@@ -15,6 +15,7 @@ from av.stream import Disposition, Stream
 from av.video.reformatter import ColorRange, Colorspace
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.media.color import UNSPECIFIED
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.heif import compose_photo
 
@@ -65,6 +66,9 @@ def decode_pictures(
             raise InputError(f"its pictures change from {first_size} to {size}")
         if is_photo(stream):
             frame.duration = 0  # FFmpeg's is a second
+            # HEIF's default matrix, where a video of this size has BT.709's
+            if frame.colorspace == UNSPECIFIED:
+                frame.colorspace = Colorspace.ITU601
         if is_untagged and frame.color_range == ColorRange.UNSPECIFIED:
             frame.color_range = ColorRange.JPEG
             frame.colorspace = Colorspace.ITU601
