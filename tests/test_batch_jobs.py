@@ -114,10 +114,10 @@ def test_a_folder_is_a_job_file_of_its_pairs(folder: Path) -> None:
     )
     shutil.copy(folder / "a.wav", folder / "d.wav")
     shutil.copy(folder / "a.mp4", folder / "e.mp4")
-    found = {
+    problems = {
         job.where: job.problem for job in check_rows(read_rows(folder, SyncOptions(overwrite=True)))
     }
-    assert {where for where, problem in found.items() if problem} == {"d.wav", "e.mp4"}
+    assert {where for where, problem in problems.items() if problem} == {"d.wav", "e.mp4"}
     with pytest.raises(InputError, match="has no rows"):
         read_rows(folder.parent, SyncOptions())
 
@@ -150,16 +150,16 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
     shutil.copy(folder / "a.wav", folder / "c.wav")
     (folder / "sub").mkdir()
     (folder / "there.mp4").touch()
-    found = problems_in(
+    lines = problems_in(
         folder, "\n".join(["video,audio,output,crf,start", "a.mp4,a.wav,x.mp4,,", *BAD_ROWS, ""])
     )
     for number, words in enumerate(BAD_ROWS.values(), 3):
-        assert any(line.startswith(f"row {number}: ") and words in line for line in found), (
+        assert any(line.startswith(f"row {number}: ") and words in line for line in lines), (
             number,
             words,
-            found,
+            lines,
         )
-    assert not [line for line in found if line.startswith("row 2:")]
+    assert not [line for line in lines if line.startswith("row 2:")]
 
 
 def test_json_lines_that_cannot_work(folder: Path) -> None:
@@ -170,8 +170,8 @@ def test_json_lines_that_cannot_work(folder: Path) -> None:
         '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot "
         "write .txt",
     }
-    found = problems_in(folder, "\n".join(wanted), "jobs.jsonl")
-    assert all(words in line for words, line in zip(wanted.values(), found, strict=True)), found
+    lines = problems_in(folder, "\n".join(wanted), "jobs.jsonl")
+    assert all(words in line for words, line in zip(wanted.values(), lines, strict=True)), lines
 
 
 @pytest.mark.parametrize(

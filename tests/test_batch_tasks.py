@@ -221,4 +221,4 @@ def test_tasks_of_damaged_rows_fail_and_all_others_are_there(
             f"bad {name}" for name in DAMAGED if name != "an id"
         }
         assert len(failed) == len(DAMAGED)
-        assert all("row of the ledger is damaged" in str(row.error) for row in failed)
+        assert all("ledger is damaged" in str(row.error) for row in failed)

@@ -72,5 +72,5 @@ def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(LipSync, "warm_up", fail_at_the_second)
     result = both_presets(tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.endswith("error: vae_encoder: out of memory\n")
+    assert result.stderr.endswith(" vae_encoder: out of memory\n")
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 1

@@ -167,9 +167,7 @@ def test_weights_and_engines_that_the_manifest_does_not_name_are_refused(
 ) -> None:
     graph = changed_graph(tmp_path, added)
     assert "../other" in str(onnx.load(graph, load_external_data=False))
-    with pytest.raises(
-        BundleError, match=r"vae_encoder\.bin: reads a file that the manifest does not name"
-    ):
+    with pytest.raises(BundleError, match=r"vae_encoder\.bin: reads a file "):
         Bundle.load(tmp_path)
 
 
@@ -220,7 +218,7 @@ def test_finding_by_path_and_name(tmp_path: Path) -> None:
         assert (missing.exit_code, "demo, first, second" in missing.stderr) == (2, True), (
             missing.stderr
         )
-    with pytest.raises(InputError, match="https://host/bundle: is a URL"):
+    with pytest.raises(InputError, match="bundle: is a URL"):
         find_bundle("https://host/bundle")
 
 

@@ -123,7 +123,7 @@ def test_a_key_with_a_password_or_of_another_certificate(tmp_path: Path) -> None
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     )
     assert "without a password" in refused(files)
-    assert "out.mkv: cannot hold C2PA credentials" in refused(files, "out.mkv")
+    assert "out.mkv: cannot hold C2PA" in refused(files, "out.mkv")
 
 
 def test_a_certificate_that_cannot_sign(tmp_path: Path) -> None:

@@ -59,17 +59,16 @@ def test_without_a_single_bundle_the_cures_are_named(checkpoints: Path, tmp_path
 def test_the_only_bundle_runs_and_is_named(checkpoints: Path) -> None:
     folder = make_bundle(checkpoints / "1.6-512-fp16").folder
     assert find_bundle(None) == (folder, "the only exported one")
-    assert "bundle 1.6-512-fp16 (the only exported one)" in run("build", "--provider", "cpu")[2]
+    assert "1.6-512-fp16 (the only exported one)" in run("build", "--provider", "cpu")[2]
 
 
 def test_the_choice_is_remembered(two: Path) -> None:
     code, out, err = run("setup", "--use", "1.6-512-fp16")
     assert (code, err) == (0, "")
-    assert (
-        out == f"{two / '1.6-512-fp16'}: runs where no --bundle is given (model 1.6, 64 px, fp16)\n"
-    )
+    assert out.startswith(f"{two / '1.6-512-fp16'}: ")
+    assert "(model 1.6, 64 px, fp16)" in out
     assert find_bundle(None) == (two / "1.6-512-fp16", "chosen with `setup --use`")
-    assert "bundle 1.6-512-fp16 (chosen with `setup --use`)" in run("build", "--provider", "cpu")[2]
+    assert "1.6-512-fp16 (chosen with `setup --use`)" in run("build", "--provider", "cpu")[2]
     assert find_bundle("1.6-512-int8")[0] == two / "1.6-512-int8"
     # a path, as the shell completes it
     assert run("setup", "--use", str(two / "1.6-512-int8"))[0] == 0
@@ -96,9 +95,7 @@ def test_a_new_bundle_says_how_to_run_it(two: Path, tmp_path: Path) -> None:
 def test_a_choice_that_is_gone_is_an_error(two: Path) -> None:
     run("setup", "--use", "1.6-512-int8")
     (two / "1.6-512-int8").rename(two / "renamed")
-    with pytest.raises(
-        BundleError, match=r"names '1.6-512-int8', but there is no such bundle; .*renamed"
-    ) as caught:
+    with pytest.raises(BundleError, match=r"'1.6-512-int8', .*renamed") as caught:
         find_bundle(None)
     assert caught.value.usage
     assert run("setup", "--use", "1.6-512-fp16")[0] == 0

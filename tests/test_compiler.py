@@ -53,6 +53,6 @@ def test_a_compiler_that_crashes_is_a_refusal(tmp_path: Path, source: str, expec
 def test_a_compiler_without_memory_is_not_a_refusal(tmp_path: Path, source: str) -> None:
     with pytest.raises(
         OutOfMemory,
-        match=r"graph\.onnx: the compiler was killed, most likely for memory; close other",
+        match=r"graph\.onnx: .* was killed",
     ):
         compiled(tmp_path, source)

@@ -12,17 +12,17 @@ pytestmark = pytest.mark.integration
 
 def test_faces_are_cut_out_where_the_source_has_them_and_masked() -> None:
     wide = np.array([1, 0, 0], np.float32)
-    source, made = PortraitRenderer().variants(Scene(np.random.default_rng(3)), (None, wide), 0)
+    source, dubbed = PortraitRenderer().variants(Scene(np.random.default_rng(3)), (None, wide), 0)
     blank = np.zeros_like(source)
-    faces, nothing = face_views([[source, blank], [made, blank]], SHOWN_PX)
+    faces, nothing = face_views([[source, blank], [dubbed, blank]], SHOWN_PX)
     assert nothing is None
     assert faces is not None
-    own, new = (face.astype(int) for face in faces)
-    given = masked(faces[0], 128).astype(int)
+    old, new = (face.astype(int) for face in faces)
+    masked_face = masked(faces[0], 128).astype(int)
     chin = np.s_[150:220, 90:170]
     forehead = np.s_[20:70, 60:200]
-    assert np.abs(given[chin] - 128).max() <= 1
+    assert np.abs(masked_face[chin] - 128).max() <= 1
     # reduced to 128 px and enlarged again
-    assert np.abs(given[forehead] - own[forehead]).mean() < 4
-    assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the renderer's light
-    assert np.abs(new[chin] - own[chin]).mean() > 4
+    assert np.abs(masked_face[forehead] - old[forehead]).mean() < 4
+    assert np.abs(new[forehead] - old[forehead]).mean() < 1  # the renderer's light
+    assert np.abs(new[chin] - old[chin]).mean() > 4

@@ -123,7 +123,5 @@ def test_windows_may_differ_in_size_within_the_range(tmp_path: Path) -> None:
                 np.abs(denoiser.latents() - 5 * latents).max()
                 <= SUM_OF_FEW * 5 * np.abs(latents).max()
             )
-        with pytest.raises(
-            InputError, match="9 frames: the engines take 2 to 8; build or export for a wider range"
-        ):
+        with pytest.raises(InputError, match=r"9 frames: .* 2 to 8"):
             denoiser.begin(*toy_inputs(9), 1.5)

@@ -163,7 +163,7 @@ def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: P
     renamed.write_bytes(clip.read_bytes())
     tracks.check_clip(mark_of(renamed, probe(renamed)), saved)
     other = write_video(tmp_path / "other.mp4", numbered(25), FPS)
-    with pytest.raises(InputError, match=r"one\.mp4 .*480×480.* other\.mp4"):
+    with pytest.raises(InputError, match=r"one\..*480×480.* other\."):
         tracks.check_clip(mark_of(other, probe(other)), saved)
 
 

@@ -135,9 +135,7 @@ def test_the_variant_for_cuda_is_opened_with_its_options(
 
 def test_a_graph_that_runs_on_the_cpu_in_part_is_an_error(make: Make, provider: Provider) -> None:
     provider.on_cpu = 2
-    with pytest.raises(
-        EngineBuildError, match=r"cuda runs 80% of its nodes.*2 on CPU.*export the model again"
-    ):
+    with pytest.raises(EngineBuildError, match=r"cuda .* 80% .*2 on CPU"):
         make().open("denoise_step")
 
 

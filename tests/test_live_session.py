@@ -33,11 +33,11 @@ def test_all_speech_is_heard_once_in_order_whatever_its_pieces(
     sound = np.concatenate([frame.sound for frame in heard if frame.speaking])
     spoken = [one.spoken for planned, _ in painter.windows for one in planned if one.spoken.samples]
     by_network = np.concatenate([each.heard for each in spoken])
-    for given, to_hz in ((sound, 48_000), (by_network, 16_000)):
+    for converted, to_hz in ((sound, 48_000), (by_network, 16_000)):
         converter = RateConverter(rate_hz, to_hz)
         whole = np.concatenate([converter.convert(speech), converter.convert(None)])
-        assert np.array_equal(given[: len(whole)], whole)
-        assert not given[len(whole) :].any()
+        assert np.array_equal(converted[: len(whole)], whole)
+        assert not converted[len(whole) :].any()
     assert len(sound) < 3.25 * 48_000 + 1920
     assert [frame.ends for frame in heard if frame.speaking] == [False] * (
         len(sound) // 1920 - 1
@@ -61,10 +61,10 @@ def test_utterances_follow_without_a_pause_and_the_mouth_fades_in_and_out_and_cl
 def test_an_utterance_that_ends_after_all_of_it_was_given_is_said_to_have_ended() -> None:
     with toy_session(sound_rate_hz="16000") as session:
         session.say(voice(0.4), 16_000)
-        given = take(session, 32)
+        frames = take(session, 32)
         # a word without an end is said, too
-        assert kinds(given) == "." * 11 + "s" * 10 + "q" * 5 + "......"
-        assert not any(frame.ends for frame in given)
+        assert kinds(frames) == "." * 11 + "s" * 10 + "q" * 5 + "......"
+        assert not any(frame.ends for frame in frames)
         session.end()
         frame = next(session)
         assert (frame.ends, frame.utterance, frame.speaking) == (True, 1, False)

@@ -19,6 +19,7 @@ from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.version import __version__
 from tests.clips import copied, decoded, numbered, write_clip, write_video
 
+MARK = f"lips changed by AI (latentsync-trt {__version__})"
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
 SUFFIXES = (".mp4", ".mov", ".mkv")
 
@@ -37,8 +38,8 @@ def boxes(content: bytes) -> Iterator[tuple[bytes, int, bytes]]:
 
 def inner(content: bytes, kind: bytes) -> bytes:
     """The content of the only box of this type."""
-    (found,) = [body for name, _, body in boxes(content) if name == kind]
-    return found
+    (tags,) = [body for name, _, body in boxes(content) if name == kind]
+    return tags
 
 
 def xmp_of(path: Path) -> dict[str, str]:
@@ -77,9 +78,7 @@ def test_a_video_that_is_synced_twice_has_one_mark(suffix: str, tmp_path: Path) 
     path = write_video(tmp_path / f"b{suffix}", numbered(5), metadata=again)
     if suffix == ".mp4":
         append_xmp(path)
-    assert (
-        metadata_of(path)["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
-    )
+    assert metadata_of(path)["comment"] == f"take 2; {MARK}"
     assert suffix == ".mkv" or xmp_of(path)["type"] == SOURCE_TYPE
 
 
@@ -107,13 +106,10 @@ def test_the_writer_marks_and_keeps_what_the_source_says(suffix: str, tmp_path: 
     with VideoWriter(path, info, choose_encoder(SyncOptions(), info), extras) as writer:
         for frame in read_frames(source, Playback()):
             writer.write(frame)
-    found = metadata_of(path)
-    assert (found["title"], found["comment"]) == (
-        "Pier",
-        f"take 2; lips changed by AI (latentsync-trt {__version__})",
-    )
+    tags = metadata_of(path)
+    assert (tags["title"], tags["comment"]) == ("Pier", f"take 2; {MARK}")
     if suffix == ".mkv":
-        assert (found["digital_source_type"], found["software"]) == (
+        assert (tags["digital_source_type"], tags["software"]) == (
             SOURCE_TYPE,
             f"latentsync-trt {__version__}",
         )

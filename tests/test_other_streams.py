@@ -112,16 +112,16 @@ def shown_in(path: Path) -> list[tuple[str, int, int]]:
     """Text, start and duration in ms of what subtitles say, without how they look."""
     with av.open(str(path)) as container:
         stream = container.streams.subtitles[0]
-        found = []
+        texts = []
         for packet in container.demux(stream):
-            for shown in packet.decode() if packet.size > 2 else ():
-                text = re.sub(r"{.*?}|<.*?>", "", shown.dialogue.decode())
+            for subtitle in packet.decode() if packet.size > 2 else ():
+                text = re.sub(r"{.*?}|<.*?>", "", subtitle.dialogue.decode())
                 times = (
                     round(value * packet.time_base * 1000)
                     for value in (packet.pts, packet.duration)
                 )
-                found.append((text, *times))
-        return found  # type: ignore[return-value]
+                texts.append((text, *times))
+        return texts  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])

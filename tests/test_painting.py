@@ -78,12 +78,12 @@ def jobs(tracks: Sequence[set[int]]) -> Generator[FrameJob, None, None]:
     """Frames with the faces of these tracks: flat pictures, as light as their frame's number modulo
     128.
     """
-    for index, shown in enumerate(tracks):
+    for index, visible in enumerate(tracks):
         rgb = np.full((SIDE_PX, SIDE_PX, 3), index % 128, np.uint8)
         face = AlignedFace(rgb, UNMOVED, (SIDE_PX, SIDE_PX))
         targets = (
             Target(index, Fraction(index, 25), track, track, track % 2, SOMEONE, UNMOVED, face)
-            for track in sorted(shown)
+            for track in sorted(visible)
         )
         yield FrameJob(frame_at(index, rgb), tuple(targets))
 
@@ -100,7 +100,7 @@ def own_mouth(index: int, track: int) -> float:
 
 
 def painted(
-    found: Generator[FrameJob, None, None], frames_done: int, at_once: int, streams: int
+    jobs_in: Generator[FrameJob, None, None], frames_done: int, at_once: int, streams: int
 ) -> Generator[FrameJob, None, None]:
     """The stages of painting, one after another in one thread."""
     inpainter = Inpainter(
@@ -112,7 +112,7 @@ def painted(
         run=lambda _, action: action(),
     )
     stages = Painter(inpainter, audio_windows, frames_done, StageClock(), lambda: None)
-    items = in_groups(gather(found, FRAMES, streams, frames_done), at_once, FRAMES)
+    items = in_groups(gather(jobs_in, FRAMES, streams, frames_done), at_once, FRAMES)
     done = (
         item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item)))
         for item in items
@@ -121,15 +121,15 @@ def painted(
 
 
 def assert_own_mouths(
-    found: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0
+    painted_jobs: list[FrameJob], tracks: Sequence[set[int]], frames_done: int = 0
 ) -> None:
     """All frames in order, each with all of its faces, but for those of frames that were written
     before.
     """
-    assert [job.frame.index for job in found] == list(range(len(tracks)))
-    assert not any(job.painted for job in found[:frames_done])
-    for job, shown in zip(found[frames_done:], tracks[frames_done:], strict=True):
-        assert {target.track_id for target in job.targets} == shown
+    assert [job.frame.index for job in painted_jobs] == list(range(len(tracks)))
+    assert not any(job.painted for job in painted_jobs[:frames_done])
+    for job, visible in zip(painted_jobs[frames_done:], tracks[frames_done:], strict=True):
+        assert {target.track_id for target in job.targets} == visible
         for target, picture in zip(job.targets, job.painted, strict=True):
             assert picture.dtype == np.uint16
             np.testing.assert_allclose(picture, own_mouth(job.frame.index, target.track_id), atol=1)
@@ -151,7 +151,7 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
     pattern: list[tuple[set[int], int]], at_once: int, streams: int, frames_done: int
 ) -> None:
     """Counts the jobs that the stages have taken and not returned."""
-    tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
+    tracks = list(chain.from_iterable([visible] * length for visible, length in pattern))
     taken = 0
     most_held = 0
 
@@ -161,11 +161,11 @@ def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
             taken += 1
             yield job
 
-    found: list[FrameJob] = []
+    painted_jobs: list[FrameJob] = []
     for job in painted(counted(), frames_done, at_once, streams):
-        most_held = max(most_held, taken - len(found))
-        found.append(job)
-    assert_own_mouths(found, tracks, frames_done)
+        most_held = max(most_held, taken - len(painted_jobs))
+        painted_jobs.append(job)
+    assert_own_mouths(painted_jobs, tracks, frames_done)
     assert most_held <= (at_once + streams) * FRAMES
 
 

@@ -108,7 +108,7 @@ def test_auto_takes_tensorrt_only_where_a_test_of_all_that_matters_has_passed_it
     untested = select_provider(**given)
     assert untested.name == "cuda"
     (notice,) = untested.notices()
-    assert notice.startswith("skipped tensorrt: it runs here, but was not tested with this bundle")
+    assert notice.startswith("skipped tensorrt: ") and "not tested with this bundle" in notice
     assert "latentsync-trt selftest --provider tensorrt" in notice
     remember_test(select_provider("tensorrt"), "ab", "passed")
     assert (select_provider(**given).name, select_provider(**given).notices()) == ("tensorrt", [])
@@ -146,9 +146,7 @@ def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(
     machine.cuda = None
     machine.problem = "libcuda.so.1: cannot open shared object file"
     for name in ("tensorrt", "cuda"):
-        with pytest.raises(
-            ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"
-        ):
+        with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .* 580"):
             select_provider(name)
     assert (select_provider().name, select_provider().notices()) == ("cpu", [])
     (tmp_path / "gpu").mkdir()
@@ -158,9 +156,7 @@ def test_a_missing_driver_is_the_first_reason_and_noted_where_there_is_a_gpu(
 
 
 def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machine) -> None:
-    with pytest.raises(
-        InputError, match=r"device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"
-    ):
+    with pytest.raises(InputError, match=r"^--device 5: .* 0 \(.*4090.*\), GPU 1 \(.*A100"):
         select_provider("cuda", device=5)
 
 

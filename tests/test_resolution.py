@@ -35,9 +35,7 @@ def test_a_run_has_the_resolution_that_was_asked_for_or_says_how_to_get_it(
         assert resolution_of(manifest, SyncOptions(resolution=asked)) == found
         return
     supported = "512 px" if manifest is FIXED else "256 to 512 px"
-    with pytest.raises(
-        InputError, match=f"{supported}.*export --dynamic --resolution 512 --min-resolution {asked}"
-    ):
+    with pytest.raises(InputError, match=f"{supported}.*--resolution 512 --min-resolution {asked}"):
         resolution_of(manifest, SyncOptions(resolution=asked))
 
 

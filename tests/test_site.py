@@ -83,8 +83,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-c", BUILD.format(absent=absent), "build", "--strict", "--quiet"]
     command += ["--site-dir", str(folder)]
     env = {**os.environ, "SITE_URL": ADDRESS}
-    found = run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    built = run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
 
@@ -98,8 +98,8 @@ def test_every_option_has_an_anchor_with_its_help(site: Path, options: type) -> 
     for spec in fields(options):
         pattern = rf'<h4 id="(?:\w+-)?{flag_name(spec.name)[2:]}".*?(?=<h[234] )'
         entries = [
-            unescape(re.sub(r"<[^>]+>", "", found))
-            for found in re.findall(pattern, page, re.DOTALL)
+            unescape(re.sub(r"<[^>]+>", "", entry))
+            for entry in re.findall(pattern, page, re.DOTALL)
         ]
         help_text = re.sub(r"\[default: .*\]$", "", spec.metadata["help"]).replace("`", "")
         assert any(" ".join(help_text.split()) in " ".join(entry.split()) for entry in entries), (
@@ -135,8 +135,8 @@ def test_plots_name_their_hardware_version_and_rows(site: Path) -> None:
 
 
 def test_the_first_page_has_numbers_of_the_rows(site: Path) -> None:
-    shown = re.findall(r"<b>([\d.]+)[^<]*</b>", (site / "index.html").read_text(encoding="utf-8"))
-    assert shown == [
+    numbers = re.findall(r"<b>([\d.]+)[^<]*</b>", (site / "index.html").read_text(encoding="utf-8"))
+    assert numbers == [
         facts()[name] for name in ("pace_512", "eager_times", "least_512_gb", "gpus_times")
     ]
 
@@ -175,22 +175,24 @@ def test_commands_have_their_options(page: Path) -> None:
         command = main.get_command(click.Context(main), words[0])
         assert command is not None, line
         below = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
-        known = {
+        options = {
             flag
             for param in (below or command).params
             for flag in (*param.opts, *param.secondary_opts)
         }
-        given = {
+        named = {
             word.partition("=")[0].rstrip(".,;:)") for word in words if re.match(r"--[a-z]", word)
         }
-        assert given <= known, line
+        assert named <= options, line
 
 
 @pytest.mark.parametrize("name", HEADLINES)
 def test_first_pages_state_no_other_measured_number(name: str) -> None:
     text = _BLOCKS.sub("", (REPOSITORY / name).read_text(encoding="utf-8"))
     assert [
-        found for found in _MEASURED.findall(text) if "<!--" not in found and found not in COMPUTED
+        number
+        for number in _MEASURED.findall(text)
+        if "<!--" not in number and number not in COMPUTED
     ] == []
 
 

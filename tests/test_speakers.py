@@ -146,6 +146,6 @@ def test_options_that_cut_speech_say_where(tmp_path: Path) -> None:
     assert "4.5 of its 9 s" in notice and "(--end)" in notice
     (notice,) = notices_of_cuts(Span(Fraction(3)), early, video, end_s)
     assert "first 0.5 s" in notice and "(--start)" in notice
-    own = Sound((SoundPiece(video),))
+    whole = Sound((SoundPiece(video),))
     # heard around the part, too
-    assert notices_of_cuts(Span(Fraction(3), Fraction(7)), own, video, end_s) == []
+    assert notices_of_cuts(Span(Fraction(3), Fraction(7)), whole, video, end_s) == []

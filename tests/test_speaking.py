@@ -218,7 +218,7 @@ def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:
     assert [person["speaks"] for person in saved["people"]] == [[[2, 4]], [[0.0, 1.5]]]
     saved["people"][1]["speaks"] = [[2, 1]]
     path.write_text(json.dumps(saved), "utf-8")
-    with pytest.raises(InputError, match=r"tracks\.json: people\[1\]\.speaks\[0\]"):
+    with pytest.raises(InputError, match=r": people\[1\]\.speaks\[0\]"):
         read_tracks(path)
 
 

@@ -109,9 +109,9 @@ def test_s3_that_refuses(
 ) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": http})
     denied = r"\(PermissionError Access Denied\); check address, credentials"
-    with pytest.raises(OutputError, match=rf"^s3://b/forbidden.mp4: cannot be written {denied}"):
+    with pytest.raises(OutputError, match=rf"^s3://b/forbidden.mp4: .*written {denied}"):
         remote_files.deliver(made, "s3://b/forbidden.mp4")
-    with pytest.raises(MediaError, match=rf"^s3://b/forbidden.mp4: cannot be read {denied}"):
+    with pytest.raises(MediaError, match=rf"^s3://b/forbidden.mp4: .*read {denied}"):
         remote_files.fetch("s3://b/forbidden.mp4", tmp_path)
 
 
@@ -205,5 +205,5 @@ def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> 
     with pytest.raises(BundleError, match=rf"^{uploaded}: .* SHA-256 differs"):
         fetch_bundle(uploaded, tmp_path / "cache")
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: cannot be read"):
+    with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: "):
         fetch_bundle(f"s3://{BUCKET}/none", tmp_path)

@@ -60,7 +60,7 @@ def slow_cepstra(samples: Float32Array) -> Float32Array:
     mels = [step * 2595 * math.log10(1 + 8000 / 700) / 27 for step in range(28)]
     edges = [int(513 * 700 * (10 ** (mel / 2595) - 1) / 16000) for mel in mels]
     eps = float(np.finfo(np.float64).eps)
-    found = []
+    cepstra = []
     for start in range(0, len(signal) - 400 + 1, 160):
         power = np.abs(np.fft.rfft(signal[start : start + 400], 512)) ** 2 / 512
         bands = []
@@ -77,8 +77,8 @@ def slow_cepstra(samples: Float32Array) -> Float32Array:
             scale = math.sqrt((1 if order == 0 else 2) / 26)
             row.append(total * scale * (1 + 11 * math.sin(math.pi * order / 22)))
         row[0] = math.log(power.sum() or eps)
-        found.append(row)
-    return np.array(found, np.float32)
+        cepstra.append(row)
+    return np.array(cepstra, np.float32)
 
 
 def test_cepstra_are_those_of_python_speech_features() -> None:
@@ -196,12 +196,12 @@ def test_the_offset_of_lips_is_found(fps: int, late: int) -> None:
     for index in range(2 * fps, 9 * fps):
         time_s = Fraction(index, fps)
         meter.add(time_s, numbered(max(round((time_s - start_s) * 25) - late, 0)), SEEN)
-    found = meter.result()
-    assert found is not None
-    assert found.offset_frames == late
-    assert found.windows == pytest.approx(175 - 4, abs=1)
-    assert found.lse_d == min(found.distances) < 0.8 * np.median(found.distances)
-    assert str(found).endswith({3: ", 3 frames late", -7: ", 7 frames early"}[late])
+    verdict = meter.result()
+    assert verdict is not None
+    assert verdict.offset_frames == late
+    assert verdict.windows == pytest.approx(175 - 4, abs=1)
+    assert verdict.lse_d == min(verdict.distances) < 0.8 * np.median(verdict.distances)
+    assert str(verdict).endswith({3: ", 3 frames late", -7: ", 7 frames early"}[late])
 
 
 class Random:
@@ -227,18 +227,18 @@ def test_scores_are_those_of_the_public_code() -> None:
     speech = torch.tensor(CODES[:65])
     padded = torch.nn.functional.pad(speech, (0, 0, 15, 15))
     distance = torch.nn.functional.pairwise_distance
-    found = meter.result()
-    assert found is not None
-    assert found.windows == len(lips) == 70 - 5
+    verdict = meter.result()
+    assert verdict is not None
+    assert verdict.windows == len(lips) == 70 - 5
     rows = [distance(lips[[at]].repeat(31, 1), padded[at : at + 31]) for at in range(len(lips))]
     means = torch.mean(torch.stack(rows, 1), 1)
     least, best = torch.min(means, 0)
-    np.testing.assert_allclose(found.distances, means, rtol=1e-5)
-    assert (found.lse_d, found.offset_frames) == (
+    np.testing.assert_allclose(verdict.distances, means, rtol=1e-5)
+    assert (verdict.lse_d, verdict.offset_frames) == (
         pytest.approx(float(least), rel=1e-5),
         15 - int(best),
     )
-    assert found.lse_c == pytest.approx(float(torch.median(means) - least), abs=1e-4)
+    assert verdict.lse_c == pytest.approx(float(torch.median(means) - least), abs=1e-4)
 
 
 def test_windows_lie_between_gaps() -> None:
@@ -246,10 +246,10 @@ def test_windows_lie_between_gaps() -> None:
     meter = meter_of(400)
     for index in (*range(60), *range(80, 110), *range(130, 190)):
         meter.add(Fraction(index, 25), numbered(index), SEEN)
-    found = meter.result()
-    assert found is not None
-    assert found.windows == 56 + 26 + 56
-    assert found.offset_frames == 0
+    verdict = meter.result()
+    assert verdict is not None
+    assert verdict.windows == 56 + 26 + 56
+    assert verdict.offset_frames == 0
     short = meter_of(400)
     for index in range(49):
         short.add(Fraction(index, 25), numbered(index), SEEN)
@@ -274,20 +274,20 @@ def test_views_show_the_face_from_its_top_to_below_the_chin() -> None:
 
 def test_a_run_shows_the_face_as_it_is_pasted() -> None:
     """The patch, half of which shows, is nowhere else."""
-    shown = list[tuple[Any, ...]]()
-    meter = SimpleNamespace(add=lambda *given: shown.append(given))
+    added = list[tuple[Any, ...]]()
+    meter = SimpleNamespace(add=lambda *arguments: added.append(arguments))
     rng = np.random.default_rng(8)
-    own = rng.integers(0, 256, (140, 105, 3)).astype(np.uint8)
+    source = rng.integers(0, 256, (140, 105, 3)).astype(np.uint8)
     new = rng.integers(0, 256, (40, 50, 3)).astype(np.uint8)
     painted = Patch(30, 80, new.astype(np.uint16) * 257, np.full((40, 50), 0.5, np.float32))
-    found = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
+    face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
     quality = Quality([Fraction(0)], syncnet=[meter])  # type: ignore[list-item]
-    sample = PaintSample(found, SEEN, painted.rgb, painted, None)
-    quality.add(frame_at(0, own), 0, sample)
-    pasted = own.copy()
-    pasted[80:120, 30:80] = np.rint((own[80:120, 30:80].astype(float) + new) / 2)
-    assert np.array_equal(shown[0][1], pasted)
-    assert shown[0][2] is SEEN
+    sample = PaintSample(face, SEEN, painted.rgb, painted, None)
+    quality.add(frame_at(0, source), 0, sample)
+    pasted = source.copy()
+    pasted[80:120, 30:80] = np.rint((source[80:120, 30:80].astype(float) + new) / 2)
+    assert np.array_equal(added[0][1], pasted)
+    assert added[0][2] is SEEN
 
 
 # Commands

@@ -121,7 +121,7 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     ]
     assert "Conv (node " in refused["text"]
     assert "the model cannot be parsed" in unread["text"]
-    assert "Could not find any implementation for node" in failed["text"]
+    assert "not find any implementation" in failed["text"]
     assert "Requested size was 4294967296 bytes" in memory["text"]
     assert "the compiler crashed (exit code 1)" in null["text"]
     assert ended.count("build nodes=") == 0
@@ -184,9 +184,7 @@ def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in
     assert "use --low-memory" in memory["text"]
     assert "making it again" not in memory["notices"]
     assert rejected["error"] == "EngineBuildError"
-    assert (
-        "TensorRT: IRuntime::deserializeCudaEngine: Error Code 1: Serialization" in rejected["text"]
-    )
+    assert "deserializeCudaEngine: Error Code 1: Serialization" in rejected["text"]
     assert "does not open" in rejected["notices"]
     # One for each, and one more of the engine that was rejected; a good one is not built again for
     # want of memory.
@@ -199,10 +197,7 @@ def test_a_failed_run_gives_the_reason_and_the_engine_stays_good(stand_in: Stand
     )
     failed, memory, after = answers
     assert failed["error"] == "InferenceError"
-    assert (
-        "TensorRT: IExecutionContext::enqueueV3: Error Code 1: Cask (Cask convolution execution)"
-        in failed["text"]
-    )
+    assert "enqueueV3: Error Code 1: Cask " in failed["text"]
     assert memory["error"] == "OutOfMemory"
     assert "Cuda Runtime (out of memory)" in memory["text"]
     assert after["error"] == ""
@@ -213,10 +208,8 @@ def test_two_versions_of_tensorrt_are_an_error(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("other_version", bundle=SMALL)
     assert ended.count("parse|build") == 0  # known before minutes of building
     assert answer["error"] == "EngineBuildError"
-    assert (
-        "Python's tensorrt is 10.16.2.0, but ONNX Runtime loads TensorRT 10.14.1.0"
-        in answer["text"]
-    )
+    assert "tensorrt is 10.16.2.0" in answer["text"]
+    assert "loads TensorRT 10.14.1.0" in answer["text"]
 
 
 @pytest.mark.slow
@@ -234,9 +227,7 @@ def test_a_small_gpu_starts_one_network_at_a_time_by_measure(stand_in: StandIn) 
     assert answer["mode"] == "one network at a time"
     assert answer["difference"] <= SAME
     assert ended.count(r"cudaMalloc .* refused") == 0
-    assert any(
-        "this bundle takes about 1.7 GB, 1.1 GB is free" in notice for notice in answer["notices"]
-    )
+    assert any("about 1.7 GB, 1.1 GB is free" in notice for notice in answer["notices"])
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_an_output_that_cannot_be_replaced_in_the_end_is_kept_beside_it(
     info = replace(picture_info(64, 64, rgb=False), frames_per_s=Fraction(1), time_base=Fraction(1))
     writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), resume=resume)
     with (
-        pytest.raises(OutputError, match=r"out\.mp4: .* kept as .*out-2\.mp4") as caught,
+        pytest.raises(OutputError, match=r"/out\.mp4: .*out-2\.") as caught,
         writer,
     ):
         for index in range(30 * parts):

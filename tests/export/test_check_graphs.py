@@ -146,5 +146,5 @@ def test_the_script_reports_a_refusal_and_fails(
     report = json.loads(capsys.readouterr().out)
     refused, accepted = report["graphs"]
     assert (report["accepted"], refused["accepted"], accepted["accepted"]) == (False, False, True)
-    assert refused["reason"] == "Bernoulli (node odd): TensorRT has no such operation"
+    assert refused["reason"].startswith("Bernoulli (node odd): ")
     assert accepted["engine_bytes"] > 0

@@ -264,9 +264,7 @@ def test_fused_operators_are_in_the_graphs_and_onnxruntime_lacks_only_their_kern
     if name in (VAE_ENCODER, FULL_STEP):
         assert fused <= {node.op_type for node in nodes}
     assert {node.domain for node in nodes if node.op_type == "Conv"} == {cuda_ops.LAYOUT_DOMAIN}
-    with pytest.raises(
-        EngineBuildError, match=r"Failed to find kernel|Could not find an implementation"
-    ):
+    with pytest.raises(EngineBuildError, match=r"find kernel|find an implementation"):
         Session(bundle / f"{name}.cuda.onnx")
 
 
