@@ -54,7 +54,8 @@ def test_joined_segments_use_all_features_once_with_sound_around_them(
     pauses = [
         (round(a * 50), round(b * 50)) for a, b in zip(edges_s[1::2], edges_s[2::2], strict=False)
     ]
-    segments = joined_segments(total, list(zip(edges_s[::2], edges_s[1::2], strict=False)))
+    speech_s = list(zip(edges_s[::2], edges_s[1::2], strict=False))
+    segments = joined_segments(total, lambda: speech_s)
     assert [feature for segment in segments for feature in segment.used] == list(range(total))
     assert (len(segments) == 1) == (total <= SEGMENT_FEATURES)  # up to 30 s, nothing is cut
     for segment in segments:

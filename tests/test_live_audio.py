@@ -7,7 +7,7 @@ import pytest
 
 from latentsync_trt.audio.encoder import encode_audio, public_segments
 from latentsync_trt.audio.mel import filters_of
-from latentsync_trt.audio.streaming import HEARD, StreamingAudioEncoder
+from latentsync_trt.audio.streaming import FRAME_SAMPLES, StreamingAudioEncoder
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
 from tests.live import voice
@@ -39,11 +39,11 @@ def live_windows(
 ) -> Float32Array:
     """The windows of new frames, hop by hop, with 160 ms of look-ahead."""
     found = []
-    for start in range(0, len(speech) // HEARD, hop):
-        heard = speech[start * HEARD : (start + hop) * HEARD]
+    for start in range(0, len(speech) // FRAME_SAMPLES, hop):
+        heard = speech[start * FRAME_SAMPLES : (start + hop) * FRAME_SAMPLES]
         # the last frame begins one frame before its end
-        ahead = speech[(start + hop) * HEARD :][: AHEAD - HEARD]
-        found.append(encoder.windows(start, heard, ahead)[-len(heard) // HEARD :])
+        ahead = speech[(start + hop) * FRAME_SAMPLES :][: AHEAD - FRAME_SAMPLES]
+        found.append(encoder.windows(start, heard, ahead)[-len(heard) // FRAME_SAMPLES :])
     return np.concatenate(found)
 
 
@@ -63,13 +63,17 @@ def test_frames_hear_what_they_hear_in_the_whole_recording() -> None:
 def test_older_frames_of_a_window_are_heard_again_and_those_before_are_silent() -> None:
     speech = voice(2.0)
     encoder = new_encoder()
-    first = encoder.windows(10, speech[: HOP * HEARD], speech[HOP * HEARD :][:AHEAD])
-    silence = encoder.windows(500, np.zeros(HEARD, np.float32), np.zeros(0, np.float32))[0]
+    first = encoder.windows(
+        10, speech[: HOP * FRAME_SAMPLES], speech[HOP * FRAME_SAMPLES :][:AHEAD]
+    )
+    silence = encoder.windows(500, np.zeros(FRAME_SAMPLES, np.float32), np.zeros(0, np.float32))[0]
     assert np.array_equal(first[0], silence)
     encoder = new_encoder()
-    encoder.windows(10, speech[: HOP * HEARD], np.zeros(0, np.float32))
+    encoder.windows(10, speech[: HOP * FRAME_SAMPLES], np.zeros(0, np.float32))
     second = encoder.windows(
-        10 + HOP, speech[HOP * HEARD : 2 * HOP * HEARD], speech[2 * HOP * HEARD :][:AHEAD]
+        10 + HOP,
+        speech[HOP * FRAME_SAMPLES : 2 * HOP * FRAME_SAMPLES],
+        speech[2 * HOP * FRAME_SAMPLES :][:AHEAD],
     )
     assert np.allclose(second, whole_windows(speech)[: 2 * HOP], atol=1e-5)
 
@@ -81,7 +85,7 @@ def test_short_silence_continues_a_segment_and_a_long_one_ends_it() -> None:
     begun = encoder.segments
     gap = encoder.windows(8 + 5, word, word[:0])
     assert encoder.segments == begun
-    joined = np.concatenate([word, np.zeros(5 * HEARD, np.float32), word])
+    joined = np.concatenate([word, np.zeros(5 * FRAME_SAMPLES, np.float32), word])
     sounding = slice(-HOP + 3, -3)  # silence is clipped at a peak that is not known here
     assert np.allclose(gap[sounding], whole_windows(joined)[sounding], atol=1e-5)
     encoder.windows(100, word, word[:0])

@@ -82,18 +82,21 @@ def public_segments(total: int) -> list[Segment]:
     return segments
 
 
-def joined_segments(total: int, speech_s: Iterable[tuple[float, float]]) -> list[Segment]:
+def joined_segments(
+    total: int, speech_s: Callable[[], Iterable[tuple[float, float]]]
+) -> list[Segment]:
     """Cuts `total` features into segments of 30 s that overlap by at least 10 s, joined in the
     longest pause of each overlap, else in its middle.
 
     A `total` of up to 30 s makes one segment.
 
     Args:
-        speech_s: starts and ends of speech in seconds, ascending.
+        speech_s: returns starts and ends of speech in seconds, ascending; called only where there
+            is something to cut.
     """
     if total <= SEGMENT_FEATURES:
         return public_segments(total)
-    pauses = _pauses(total, speech_s)
+    pauses = _pauses(total, speech_s())
     starts = _segment_starts(total)
     joints = [0]
     for before, after in pairwise(starts):
@@ -140,21 +143,10 @@ def _joint(overlap: range, pauses: Iterable[range]) -> int:
 def segment_plan(
     segments: AudioSegments, speech_s: Callable[[], Iterable[tuple[float, float]]]
 ) -> Plan:
-    """Returns how recordings are cut.
-
-    Args:
-        speech_s: returns starts and ends of speech in seconds, ascending; called only if there is
-            something to cut.
-    """
+    """Returns how recordings are cut; `speech_s` as in `joined_segments`."""
     if segments == "public":
         return public_segments
-
-    def join(total: int) -> list[Segment]:
-        if total <= SEGMENT_FEATURES:
-            return public_segments(total)
-        return joined_segments(total, speech_s())
-
-    return join
+    return partial(joined_segments, speech_s=speech_s)
 
 
 class SpeechStream:

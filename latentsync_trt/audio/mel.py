@@ -122,6 +122,7 @@ def log_power_blocks(
 def _log_powers(
     samples: Float32Array, frames: int, filters: Float32Array
 ) -> Iterator[Float32Array]:
+    """Yields the log powers of the first windows in `samples`, as many as `frames`, in blocks."""
     for start in range(0, frames, _BLOCK_FRAMES):
         end = min(start + _BLOCK_FRAMES, frames)
         yield log_power(samples[start * HOP : (end - 1) * HOP + FFT], filters)

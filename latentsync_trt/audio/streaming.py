@@ -29,10 +29,10 @@ from latentsync_trt.audio.mel import (
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import Float32Array
 
-HEARD = SAMPLE_RATE_HZ // MODEL_FPS
+FRAME_SAMPLES = SAMPLE_RATE_HZ // MODEL_FPS
 """Samples of a video frame."""
 
-AHEAD = 16 * HEARD
+AHEAD = 16 * FRAME_SAMPLES
 """Samples after a window that are used where there are so many: 640 ms; more changes nothing."""
 
 _REFLECTED = MEL_FRAMES_PER_S
@@ -49,7 +49,7 @@ harm.
 _LONG = 15 * MODEL_FPS
 """Video frames after which a segment ends in the next pause."""
 
-_MOST = SEGMENT_FRAMES * HOP // HEARD - AHEAD // HEARD - 1
+_MOST = SEGMENT_FRAMES * HOP // FRAME_SAMPLES - AHEAD // FRAME_SAMPLES - 1
 """The most video frames of a segment."""
 
 _GAP = 1 * MODEL_FPS
@@ -97,7 +97,7 @@ class StreamingAudioEncoder:
 
     @property
     def _held(self) -> int:
-        return len(self._samples) // HEARD
+        return len(self._samples) // FRAME_SAMPLES
 
     def windows(self, at: int, heard: Float32Array, ahead: Float32Array) -> Float32Array:
         """Returns the audio windows of the F frames that end with the newest, float32 `(F, S, D)`.
@@ -112,10 +112,12 @@ class StreamingAudioEncoder:
         if gap < 0 or gap > _GAP or not self._held or (gap and self._held > _LONG):
             self._begin(at, self._samples[:0])
             gap = 0
-        self._samples = np.concatenate([self._samples, np.zeros(gap * HEARD, np.float32), heard])
+        self._samples = np.concatenate(
+            [self._samples, np.zeros(gap * FRAME_SAMPLES, np.float32), heard]
+        )
         self._make_room(at)
         features = self._features(ahead)
-        end = at + len(heard) // HEARD
+        end = at + len(heard) // FRAME_SAMPLES
         frames = np.arange(end - self._frames, end)
         centers = FEATURES_PER_FRAME * np.maximum(frames - self._first, 0)
         attended = features[attended_positions(centers, len(features))]
@@ -152,7 +154,7 @@ class StreamingAudioEncoder:
         """Begins a new segment in the pause before frame `at`, or in the quietest one if this one
         is full.
         """
-        powers = np.square(self._samples.reshape(-1, HEARD), dtype=np.float64).mean(axis=1)
+        powers = np.square(self._samples.reshape(-1, FRAME_SAMPLES), dtype=np.float64).mean(axis=1)
         self._loudest = max(self._loudest, float(powers.max()))
         before = at - self._first
         quiet = self._loudest * 10 ** (PAUSE_DB / 10)
@@ -165,4 +167,4 @@ class StreamingAudioEncoder:
         else:
             cut = 0
         if cut:
-            self._begin(self._first + cut, self._samples[cut * HEARD :])
+            self._begin(self._first + cut, self._samples[cut * FRAME_SAMPLES :])

@@ -77,6 +77,9 @@ class _FadedFrames(Generic[T]):
         self._shot: int | None = None
 
     def add(self, item: T, painted: PaintedPeople) -> None:
+        """Adds the next frame, and lowers the opacities of those before in which a person who is
+        lost now fades out.
+        """
         time_s = painted.time_s
         if None not in (self._shot, painted.shot) and self._shot != painted.shot:
             self._fades = {}
@@ -119,6 +122,7 @@ class _FadedFrames(Generic[T]):
 
 
 def _opacity(start_s: Fraction | None, end_s: Fraction) -> Fraction:
+    """Returns how much of a face shows this long after it began to fade in; all, if it did not."""
     if start_s is None:
         return Fraction(1)
     return min(Fraction(1), (end_s - start_s) / _FADE_S)

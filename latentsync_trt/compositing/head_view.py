@@ -58,6 +58,7 @@ def view_head(picture: Picture, face: AlignedFace, painted: UInt16Array) -> Head
 
 @lru_cache(maxsize=2)
 def _generated(resolution_px: int) -> UInt8Array:
+    """Returns where painting may change a view; see `HeadView`."""
     generated = np.zeros((VIEW_PX, VIEW_PX), np.uint8)
     mask = cv2.resize(mouth_mask(resolution_px), VIEW_CROP_PX, interpolation=cv2.INTER_AREA)
     generated[_CROP_ROWS, _CROP_COLUMNS][mask < 0.5] = 255

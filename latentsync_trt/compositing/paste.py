@@ -59,7 +59,8 @@ def composite(
     is warped back like the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB. face: what was cut out of it, R × R; may lie partly outside.
+        frame: uint8 `(H, W, 3)` RGB.
+        face: what was cut out of it, R × R; may lie partly outside.
         painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge
             it.
     """
@@ -110,8 +111,8 @@ def paste(
     """Warps an upright crop into the frame with a soft edge.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB. crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after
-            interpolation.
+        frame: uint8 `(H, W, 3)` RGB.
+        crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
         opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the
             edge of a crop.
@@ -146,7 +147,8 @@ def _weight(
     Whatever should keep pixels of the frame lowers this weight.
 
     Args:
-        to_crop: `(2, 3)`, pixels of the area → crop pixels. crop_px: width and height of the crop.
+        to_crop: `(2, 3)`, pixels of the area → crop pixels.
+        crop_px: width and height of the crop.
     """
     # The crop without its border, and the sides of a square of the same area in the frame; they
     # differ where pixels are not square.

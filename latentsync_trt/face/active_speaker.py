@@ -23,6 +23,7 @@ _LEAST_TURN_S = 0.4
 """No one speaks for less, and a shorter pause does not divide what somebody says."""
 
 _SAME_FRAME_S = 0.01
+"""Times that are nearer belong to one frame: tracks have rounded ones."""
 
 _LEFT_CORNER = 61
 _RIGHT_CORNER = 291

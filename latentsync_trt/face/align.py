@@ -95,8 +95,8 @@ def align(
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
-        bias: the averaged nose residual, x + iy; None at the start of a track. resolution: the
-            network's H = W.
+        bias: the averaged nose residual, x + iy; None at the start of a track.
+        resolution: the network's H = W.
     """
     face = _normalized([complex(*point) for point in points.tolist()])
     pose = _pose(resolution)
@@ -145,32 +145,34 @@ def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside:
 
 
 def inverse(matrix: Float64Array) -> Float64Array:
-    """The inverse `(2, 3)` float64 of the affine `matrix (2, 3)`."""
+    """Returns the inverse `(2, 3)` float64 of the affine `matrix (2, 3)`."""
     (a, b, x), (c, d, y) = matrix.tolist()
     size = a * d - b * c
     return np.array([[d, -b, b * y - d * x], [-c, a, c * x - a * y]]) / (size or np.inf)
 
 
 def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
-    """`matrix (2, 3)` adapted to the part of the frame that starts at (`left_px`, `top_px`)."""
+    """Returns `matrix (2, 3)` for the part of the frame that starts at (`left_px`, `top_px`)."""
     return np.array([[a, b, a * left_px + b * top_px + start] for a, b, start in matrix.tolist()])
 
 
 def steps(matrix: Float64Array) -> tuple[float, float]:
-    """How far the affine `matrix (2, 3)` moves a point when that moves by 1 in x, and in y."""
+    """Returns how far the result of the affine `matrix (2, 3)` moves when a point moves by 1 in x,
+    and in y.
+    """
     (a, b, _), (c, d, _) = matrix.tolist()
     return hypot(a, c), hypot(b, d)
 
 
 def transformed(points: Float32Array, matrix: Float64Array) -> Float32Array:
-    """Points `(n, 2)` after the affine `matrix (2, 3)`."""
+    """Returns `points (n, 2)` moved by the affine `matrix (2, 3)`."""
     single = matrix.astype(np.float32)
     return np.asarray(points @ single[:, :2].T + single[:, 2], np.float32)
 
 
 def transformed_face(face: Face, matrix: Float64Array) -> Face:
-    """A face whose points are moved by the affine `matrix (2, 3)`; its box is around the moved
-    corners.
+    """Returns a face moved by the affine `matrix (2, 3)`; its box is around the moved corners of
+    the old one.
     """
     corners = transformed(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
     box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
@@ -220,7 +222,8 @@ def frame_rectangle(
     """Returns where a crop lies in the frame, with a margin, clipped to the frame.
 
     Args:
-        matrix: `(2, 3)`, frame → crop pixels. size_px: width and height of the crop.
+        matrix: `(2, 3)`, frame → crop pixels.
+        size_px: width and height of the crop.
     """
     x_row, y_row = inverse(matrix).tolist()
     left, right = _extent(x_row, size_px, margin_px, frame_shape[1])
@@ -263,7 +266,7 @@ def _square_width_px(picture: Picture, aspect: Fraction) -> int:
 
 
 def composed(first: Float64Array, then: Float64Array) -> Float64Array:
-    """The affine `(2, 3)` that does what `first` and `then` do, one after the other."""
+    """Returns the affine `(2, 3)` that does what `first` and `then` do, one after the other."""
     return np.column_stack([then[:, :2] @ first[:, :2], then[:, :2] @ first[:, 2] + then[:, 2]])
 
 
@@ -288,21 +291,22 @@ def mouth_mask(resolution: int) -> Float32Array:
 
 
 def latent_mask(resolution: int) -> Float32Array:
-    """`mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of each 8×8
-    block, as in training.
+    """Returns `mouth_mask` on the latent grid: float32 `(h, w)` in [0, 1], the top-left pixel of
+    each 8×8 block, as in training.
     """
     return np.ascontiguousarray(mouth_mask(resolution)[::PIXELS_PER_LATENT, ::PIXELS_PER_LATENT])
 
 
 @cache
 def _pose(resolution: int) -> _Shape:
+    """Returns the template at the size of the crop for a resolution."""
     return _normalized(
         [point * _ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR for point in _TEMPLATE]
     )
 
 
 def _normalized(points: Sequence[complex]) -> _Shape:
-    """Raises `InputError` if the points coincide or are not finite."""
+    """Returns the shape of points; raises `InputError` if they coincide or are not finite."""
     center = sum(points) / len(points)
     squares = sum(abs(point - center) ** 2 for point in points)
     spread = sqrt(squares / (2 * len(points) - 1))

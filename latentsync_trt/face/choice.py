@@ -4,15 +4,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import align
 from latentsync_trt.face.geometry import box_area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.option_fields import FaceChoice
-from latentsync_trt.types import Face, FaceDetector, Float32Array, Float64Array, Picture
+from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
 
 LARGEST = FaceChoice("largest")
 _PERSON_AWAY_S = 1
@@ -86,10 +84,13 @@ class Chooser:
     def _correct_person(self, faces: Iterable[TrackedDetection]) -> None:
         """Takes the person whom the last chosen track is known to show now."""
         last = self._last
+        if last is None:
+            return
         for face in faces:
-            if last is not None and face.track_id == last.track_id:
-                corrected = {last.person: face.person}
-                self._chosen = [corrected.get(person, person) for person in self._chosen]
+            if face.track_id == last.track_id:
+                self._chosen = [
+                    face.person if person == last.person else person for person in self._chosen
+                ]
 
     def _best(self, faces: Sequence[TrackedDetection]) -> TrackedDetection | None:
         choice = self._choice
@@ -98,8 +99,7 @@ class Chooser:
         if choice.kind == "right":
             return max(faces, key=_middle_x, default=None)
         if choice.kind == "at":
-            place = np.array([choice.x_px, choice.y_px], np.float32)
-            faces = [face for face in faces if _is_at(face, place)]
+            faces = [face for face in faces if _is_at(face, choice.x_px, choice.y_px)]
         elif choice.kind == "largest" and any(face.motion > _LIVING_MOTION for face in faces):
             # others are on posters and screens
             faces = [face for face in faces if face.motion > _PICTURE_MOTION]
@@ -111,10 +111,10 @@ def _middle_x(face: TrackedDetection) -> float:
     return float(face.face.box[0] + face.face.box[2])
 
 
-def _is_at(face: TrackedDetection, place: Float32Array) -> bool:
-    """Whether a place `(2,)` is in the box of a face."""
-    box = face.face.box
-    return bool((box[:2] <= place).all() and (place <= box[2:]).all())
+def _is_at(face: TrackedDetection, x_px: float, y_px: float) -> bool:
+    """Whether a place is in the box of a face."""
+    left, top, right, bottom = face.face.box.tolist()
+    return left <= x_px <= right and top <= y_px <= bottom
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +177,4 @@ class MainFace:
         time_s = Fraction(self._frames, MODEL_FPS)
         chosen = self._chooser.choose(self._tracker.update(frame, time_s), time_s)
         aligned = self._aligner.advance({face.track_id: face.face for face, _ in chosen})
-        for face, _ in chosen:
-            return aligned[face.track_id]
-        return None
+        return next(iter(aligned.values()), None)

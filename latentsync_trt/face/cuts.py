@@ -48,6 +48,12 @@ _MOST_BESIDE = 0.25
 in parts of the change. Measured: 0.11 to 0.27 in dissolves between filmed people, 0.31 or more
 where a camera moves, or people do.
 """
+_HALFWAY_FROM = 0.2
+_HALFWAY_TO = 0.8
+_LEAST_HALFWAY = 2
+"""At least so many scenes of a dissolve lie between these parts of the change. At a cut none does,
+or one that a conversion between frame rates has blended.
+"""
 _SCENE_STEP_S = Fraction(1, 9)
 """Time between the scenes that are remembered."""
 _DISSOLVE_SCENES = (4, 8, 16)
@@ -109,6 +115,7 @@ class View:
         """See `Surroundings`."""
 
     def around(self, face: Face) -> Surroundings:
+        """Returns what is compared of this frame, with `face` in it."""
         region = Region.around(face).to_frame()
         region[:, :2] *= MESH_SIDE_PX / _SAMPLES
         height, width = self._luma.shape
@@ -160,7 +167,7 @@ class SceneHistory:
             self._scenes.append((time_s, scene))
 
     def is_dissolved(self, now: Float32Array, time_s: Fraction) -> bool:
-        """Whether the scene of a time has become `now` by a dissolve."""
+        """Whether a scene of the last two seconds has become `now`, at `time_s`, by a dissolve."""
         scenes = [scene for before_s, scene in self._scenes if time_s - before_s >= _SCENE_STEP_S]
         for count in _DISSOLVE_SCENES:
             if count <= len(scenes) and _is_dissolve(scenes[-count:], now):
@@ -169,6 +176,7 @@ class SceneHistory:
 
 
 def _is_dissolve(scenes: Sequence[Float32Array], now: Float32Array) -> bool:
+    """Whether all scenes are blends of the first one and `now`, and several show much of both."""
     first = scenes[0]
     if _unlikeness(first, now) < _LEAST_DISSOLVED:
         return False
@@ -180,8 +188,8 @@ def _is_dissolve(scenes: Sequence[Float32Array], now: Float32Array) -> bool:
         beside = scene - first - share * change
         if float(beside @ beside) > _MOST_BESIDE**2 * size:
             return False
-        halfway += 0.2 < share < 0.8
-    return halfway >= 2
+        halfway += _HALFWAY_FROM < share < _HALFWAY_TO
+    return halfway >= _LEAST_HALFWAY
 
 
 def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:

@@ -182,6 +182,7 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
 
 
 def box_area(face: Face) -> float:
+    """Returns the area of a face's box in square pixels."""
     return float(np.prod(face.box[2:] - face.box[:2]))
 
 

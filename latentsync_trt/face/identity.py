@@ -20,10 +20,12 @@ SAME_PLACE_AND_PERSON = 0.43
 _SAME_PLACE_IOU = 0.3
 
 _GRID = 16
+"""Cells of a look across and down."""
 _BLOCK_PX = MESH_SIDE_PX // _GRID
 _Y, _X = (np.mgrid[0:_GRID, 0:_GRID] - (_GRID - 1) / 2) / _GRID
 _HALF_WIDTH = 0.39
 _HALF_HEIGHT = 0.45
+"""Half the axes of the ellipse around face and hair, in sides of the face's region."""
 _FACE_AND_HAIR = np.hypot(_X / _HALF_WIDTH, _Y / _HALF_HEIGHT) < 1
 LOOK_REACH = (REGION_SCALE * _HALF_WIDTH, REGION_SCALE * _HALF_HEIGHT)
 """How far a look reaches from the middle of a face, across and up, in lengths of the longer side of

@@ -104,7 +104,7 @@ class LookAhead:
     def _follow_back(self, detection: TrackedDetection, earlier: Sequence[_WaitingFrame]) -> None:
         """Adds a new face to frames before, latest first, as far back as it is seen."""
         for waiting in earlier:
-            face = self._tracker.near(waiting.picture, detection.face, detection.face)
+            face = self._tracker.near(waiting.picture, detection.face)
             if face is None or not self._tracker.is_seen(waiting.picture, face, detection.person):
                 return
             detection = replace(detection, face=face)

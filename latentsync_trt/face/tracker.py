@@ -121,8 +121,9 @@ class FaceTracker:
         `checked_faces`.
 
         Args:
-            time_s: ascending. planes: of the same picture, perhaps with other pixels; its luma is
-                compared, if given.
+            time_s: ascending.
+            planes: of the same picture, perhaps with other pixels; their luma is compared, if there
+                are any.
             overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search;
                 None = `picture`.
         """
@@ -155,9 +156,9 @@ class FaceTracker:
         search = self._search
         return FrameFaces(self._shot.number, tuple(faces), search.why_none, search.turned_deg)
 
-    def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
-        """Returns the usable face near the place of `expected` that continues `last`."""
-        return self._search.near(picture, expected, last)
+    def near(self, picture: Picture, face: Face) -> Face | None:
+        """Returns the usable face near the place of `face` in another picture that continues it."""
+        return self._search.near(picture, face, face)
 
     def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""

@@ -10,7 +10,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.audio.streaming import HEARD
+from latentsync_trt.audio.streaming import FRAME_SAMPLES
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, RateConverter, SampleQueue
@@ -42,7 +42,7 @@ class SpokenFrame:
 
 def silent_frame(sound: Float32Array) -> SpokenFrame:
     """Returns a frame without speech; `sound` is silent."""
-    return SpokenFrame(0, sound, np.zeros(HEARD, np.float32))
+    return SpokenFrame(0, sound, np.zeros(FRAME_SAMPLES, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,14 @@ class SpeechQueue:
         """Returns how many frames can be taken, with so much speech after their beginning, and
         whether these are all.
         """
-        whole = min(self._heard.size // HEARD, self._sound.size // self._per_frame)
+        whole = min(self._heard.size // FRAME_SAMPLES, self._sound.size // self._per_frame)
         if not self._open:
             return whole, True
         ended = 0
         if self._ends:
             ended = ceil(max(self._ends[-1].added - self._taken, 0) / self._per_frame)
         followed = self._heard.size - look_ahead_ms * SPEECH_RATE_HZ // 1000
-        return max(ended, min(whole, followed // HEARD + 1)), False
+        return max(ended, min(whole, followed // FRAME_SAMPLES + 1)), False
 
     def take(self) -> SpokenFrame:
         """Returns the next frame, of those that are `ready`; the last one of an utterance is filled
@@ -185,7 +185,7 @@ class SpeechQueue:
         if ends:
             self._ends.popleft()
         sound = self._sound.take(self._per_frame)
-        heard = self._heard.take(HEARD)
+        heard = self._heard.take(FRAME_SAMPLES)
         return SpokenFrame(end.utterance, sound, heard, samples, self._said[0].time_s, ends)
 
     def ahead(self, most: int) -> Float32Array:
