@@ -98,9 +98,7 @@ def _progress(
     frame: Frame, count: int, expected: int | None, pace: Pace, picture: Callable[[], UInt8Array]
 ) -> Progress:
     """Returns how far a run is that has written `count` frames, of which `frame` is the last."""
-    total = expected
-    if total is not None:
-        total = max(count, total)
+    total = None if expected is None else max(count, expected)
     return Progress(
         "lip-sync",
         count,

@@ -25,10 +25,7 @@ def preview_of(inputs: Inputs, find_speech: FindSpeech) -> tuple[Inputs, str]:
         if until_s is None or time_s < until_s
     ]
     begin_s = _preview_start_s(inputs, min(speech_s, default=start_s))
-    if speech_s:
-        where = "from the first speech on, at"
-    else:
-        where = "without speech, from"
+    where = "from the first speech on, at" if speech_s else "without speech, from"
     length = f"a preview of at most {options.preview_s:g} s"
     return _earlier(inputs, begin_s), f"{length} {where} {short_number(begin_s)} s (--preview)"
 

@@ -17,9 +17,11 @@ def quality_of(run: RunContext) -> Quality:
     inputs = run.inputs
     recordings = inputs.sound.recordings
     has_page = inputs.page is not None
-    strict = inputs.options.strict
     mismatch = ModelMismatchCheck(
-        run.slot.bundle.manifest, run.resolution_px, run.notices.add, strict=strict
+        run.slot.bundle.manifest,
+        run.resolution_px,
+        run.notices.add,
+        strict=inputs.options.strict,
     )
     meters = []
     if run.slot.options.syncnet or has_page:

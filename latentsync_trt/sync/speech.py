@@ -120,11 +120,7 @@ class OpenSpeech:
 
 def _segments_plan(segments: AudioSegments, find: "Callable[[], Speech]") -> Plan:
     """Returns how a recording is cut; speech is found only if a pause is needed."""
-
-    def spans_s() -> tuple[tuple[float, float], ...]:
-        return find().spans_s
-
-    return segment_plan(segments, spans_s)
+    return segment_plan(segments, lambda: find().spans_s)
 
 
 class _Reader:

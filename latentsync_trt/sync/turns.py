@@ -92,8 +92,7 @@ def _with_margins(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
         start_s = turn_start_s - MARGIN_S
         end_s = turn_end_s + MARGIN_S
         if spans_s and start_s <= spans_s[-1][1]:
-            last_start_s, last_end_s = spans_s.pop()
-            start_s = last_start_s
+            start_s, last_end_s = spans_s.pop()
             end_s = max(end_s, last_end_s)
         spans_s.append((start_s, end_s))
     return SpeakerTurns(tuple(spans_s))
