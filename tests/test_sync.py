@@ -3,6 +3,7 @@ them.
 """
 
 import json
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from click.testing import CliRunner
 from latentsync_trt import Helpers, LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import Fps, Length
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.face.align import crop
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
@@ -88,6 +89,24 @@ def runs(report: SyncReport) -> Counter[str]:
     return Counter(
         {time.graph: time.runs for time in report.engines if time.graph.startswith("denoise_step")}
     )
+
+
+def test_an_output_that_fails_to_open_stops_all_threads(
+    lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path
+) -> None:
+    """While the networks are opened, a file takes the place of the output's folder."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+
+    def replace_folder(progress: Progress) -> None:
+        if progress.stage == "opening networks" and folder.is_dir():
+            folder.rmdir()
+            folder.touch()
+
+    before = set(threading.enumerate())
+    with pytest.raises(OutputError):
+        lip_sync.sync(face_clip, speech, folder / "out.mp4", QUICK, on_progress=replace_folder)
+    assert set(threading.enumerate()) <= before
 
 
 def test_steps_run_as_the_options_say(

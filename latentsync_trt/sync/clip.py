@@ -38,8 +38,8 @@ def sync_clip(run: RunContext) -> SyncReport:
         pace = Pace(perf_counter(), writer.paint_from, timeline.frames, frames)
         inpainter = make_inpainter(model, run.inputs.options, run.inputs.helpers.noise)
         painter = Painter(inpainter, speech.windows, writer.paint_from, run.clock, stages.check)
+        stack.enter_context(writer)  # before threads start that only `composed` stops
         jobs = paint_frames(windows, painter, stages, model)
-        stack.enter_context(writer)
         composed = composed_frames(run, quality, jobs, stages)
         stack.enter_context(closing(composed))
         faces = write_frames(run, writer, composed, timeline, stages.leave, pace)
