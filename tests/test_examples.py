@@ -18,6 +18,7 @@ from latentsync_trt.bundle import find
 from latentsync_trt.cli.batch import batch
 from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.live import sessions
+from latentsync_trt.live.cost import WindowCost
 from latentsync_trt.media import demo_clip
 from latentsync_trt.media.audio import read_audio_blocks
 from tests.clips import decoded, write_clip
@@ -45,7 +46,7 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for place, name, value in (
         (demo_clip, "SPEECH", speech),
         (find, "demo_folder", small_bundle),
-        (sessions, "measured", lambda *_: sessions.Cost(0.0, 0.0)),
+        (sessions, "measure_cost", lambda *_: WindowCost(0.0, 0.0)),
     ):
         monkeypatch.setattr(place, name, value)
 

@@ -11,7 +11,7 @@ import pytest
 
 from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.sync import model_slot
+from latentsync_trt.sync import caller
 from latentsync_trt.types import Face, Progress, UInt8Array
 from tests.clips import write_clip
 
@@ -192,7 +192,7 @@ def test_a_clip_of_which_nothing_is_painted_yet_can_be_canceled(
 def test_a_clip_whose_sound_is_read_can_be_canceled(
     lip_sync: LipSync, long: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_slot, "_ASK_S", 0.0)
+    monkeypatch.setattr(caller, "_ASK_S", 0.0)
     told = list[str]()
 
     def cancel(step: Progress) -> None:
