@@ -365,7 +365,7 @@ class RuntimeOptions:
         "GPU, by its number in CUDA; for many clips also several, as in 0,1, or all.",
         parse=fields.parse_device,
         expected="different numbers of GPUs from 0 to "
-        f"{fields.MOST_DEVICE}, as in 1 or 0,1, nor all",
+        f"{fields.MAX_DEVICE}, as in 1 or 0,1, nor all",
         show=fields.show_numbers,
         metavar="N,N,...|all",
     )

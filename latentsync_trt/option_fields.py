@@ -24,14 +24,17 @@ T = TypeVar("T")
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
-FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
-    *("Input and output", "Faces", "Time", "Sound"),
-    *("Quality and speed", "Encoding", "Hardware"),
-)
-"""Groups of options in the help texts."""
+# Groups of options in the help texts.
+FILES = "Input and output"
+FACES = "Faces"
+TIME = "Time"
+SOUND = "Sound"
+QUALITY = "Quality and speed"
+OUTPUT_FILE = "Encoding"
+HARDWARE = "Hardware"
 
-_LIMITS = ("minimum", "maximum", "multiple")
 _FLAGS = {field: name for name, field in SHORTER.items()}
+"""Names of flags that are shorter than those of their fields."""
 
 ALL_DEVICES = "all"
 """`--device` for every GPU."""
@@ -40,7 +43,10 @@ RESOLUTION_STEP_PX = 64
 """Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
 
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
-MOST_DEVICE = 63
+"""A time as text: hours and minutes, if there are any, and seconds."""
+MAX_DEVICE = 63
+"""Largest number of a GPU."""
+_DEVICES = set(range(MAX_DEVICE + 1))
 
 # Of msgspec's messages.
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -73,9 +79,10 @@ def choices_of(hint: Any) -> tuple[str, ...]:
     """The words that a field with the type `hint` may have; empty unless that is a `Literal`, or
     one or None.
     """
-    return next(
-        (get_args(each) for each in (hint, *get_args(hint)) if get_origin(each) is Literal), ()
-    )
+    for kind in (hint, *get_args(hint)):
+        if get_origin(kind) is Literal:
+            return get_args(kind)
+    return ()
 
 
 def check_limits(options: Any) -> None:
@@ -91,48 +98,48 @@ def check_limits(options: Any) -> None:
 def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> Any:
     """`value` as the field takes it; numbers and booleans may be `text`."""
     hint = _hints(cls)[spec.name]
-    limits = spec.metadata
+    metadata = spec.metadata
     if isinstance(value, Real) and not isinstance(value, bool | Fraction):  # also NumPy's
         value = int(value) if isinstance(value, Integral) else float(value)
-        value = str(value) if choices_of(hint) else value  # as in "fps": 25
+        if choices_of(hint):  # as in "fps": 25
+            value = str(value)
     elif Path in get_args(hint) and isinstance(value, os.PathLike):
         return value
+    if "parse" in metadata and value is None and spec.default is None:
+        return None
     try:
-        if "parse" in limits:
-            if value is None and spec.default is None:
-                return None
-            return limits["parse"](value)
-        return from_values(
-            _limited(hint, *map(limits.get, _LIMITS)), value, spec.name, strict=not text
-        )
+        if "parse" in metadata:
+            return metadata["parse"](value)
+        limits = (metadata.get("minimum"), metadata.get("maximum"), metadata.get("multiple"))
+        return from_values(_limited(hint, *limits), value, spec.name, strict=not text)
     except (ValueError, TypeError, ArithmeticError, AttributeError):
-        if isinstance(value, list | tuple):
-            shown = ",".join(map(str, value))
-        else:
-            shown = value
-        raise InputError(f"{flag_name(spec.name)} {shown}: not {_expected(hint, limits)}") from None
+        expected = _expected(hint, metadata)
+        raise InputError(f"{flag_name(spec.name)} {show_numbers(value)}: not {expected}") from None
 
 
-def _expected(hint: Any, limits: Mapping[str, Any]) -> str:
+_KINDS_IN_WORDS = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    Path: "a path",
+    str: "text",
+}
+
+
+def _expected(hint: Any, metadata: Mapping[str, Any]) -> str:
     """What a field takes, in words, such as "a whole number from 1 to 999"."""
-    if choices := choices_of(hint):
+    choices = choices_of(hint)
+    if choices:
         return f"one of {', '.join(choices)}"
+    if "expected" in metadata:
+        return str(metadata["expected"])
     kinds = {hint, *get_args(hint)}
-    words = {
-        bool: "true or false",
-        float: "a number",
-        int: "a whole number",
-        Path: "a path",
-        str: "text",
-    }
-    if "minimum" in limits:
-        span = f" from {limits['minimum']} to {limits['maximum']}"
-    else:
-        span = ""
-    span += f", divisible by {limits['multiple']}" if "multiple" in limits else ""
-    return (
-        limits.get("expected") or next(word for kind, word in words.items() if kind in kinds) + span
-    )
+    words = next(word for kind, word in _KINDS_IN_WORDS.items() if kind in kinds)
+    if "minimum" in metadata:
+        words += f" from {metadata['minimum']} to {metadata['maximum']}"
+    if "multiple" in metadata:
+        words += f", divisible by {metadata['multiple']}"
+    return words
 
 
 @cache
@@ -154,10 +161,10 @@ def flag_name(field_name: str) -> str:
     return "--" + _FLAGS.get(field_name, field_name).replace("_", "-")
 
 
-def field_name(given: str) -> str:
+def field_name(name: str) -> str:
     """The field of an option, which may be written as its flag: "--low-memory" → "low_memory"."""
-    name = given.strip().lstrip("-").replace("-", "_").casefold()
-    return SHORTER.get(name, name)
+    field = name.strip().lstrip("-").replace("-", "_").casefold()
+    return SHORTER.get(field, field)
 
 
 def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
@@ -167,14 +174,16 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
     words: list[str] = []
     for spec in fields(options):
         value = getattr(options, spec.name)
+        flag = flag_name(spec.name)
         if spec.name in leave_out or value == spec.default:
             continue
         if isinstance(value, tuple) and spec.default == ():  # may be given several times
-            words += [word for item in value for word in (flag_name(spec.name), str(item))]
+            for item in value:
+                words += [flag, str(item)]
         elif isinstance(value, bool):
-            words.append(flag_name(spec.name) if value else spec.metadata["off"])
+            words.append(flag if value else spec.metadata["off"])
         else:
-            words += [flag_name(spec.name), spec.metadata.get("show", str)(value)]
+            words += [flag, spec.metadata.get("show", str)(value)]
     return words
 
 
@@ -191,8 +200,12 @@ def to_texts(options: Any) -> dict[str, Any]:
     """The fields of the dataclass instance `options` that are not at their defaults, as JSON
     values.
     """
-    values = {spec: getattr(options, spec.name) for spec in fields(options)}
-    return {spec.name: _plain(value) for spec, value in values.items() if value != spec.default}
+    values = {}
+    for spec in fields(options):
+        value = getattr(options, spec.name)
+        if value != spec.default:
+            values[spec.name] = _plain(value)
+    return values
 
 
 def _plain(value: Any) -> Any:
@@ -210,24 +223,23 @@ def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = 
 
     Names may be written as flags; None and empty texts mean the default. An option that may be
     given several times takes a list, or one text with ";" between its values. `others`: names that
-    the caller knows. Raises `InputError`.
+    the caller takes itself, for hints. Raises `InputError`.
     """
     specs = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
-    found: dict[str, Any] = {}
-    for given, value in values.items():
-        name = field_name(given)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        name = field_name(key)
         if name not in specs:
-            raise InputError(f"{given}: no such option{did_you_mean(name, [*specs, *others])}")
-        if name in found:
-            raise InputError(f"{given}: is given twice")
-        if any(
-            isinstance(each, list | dict)
-            for each in (value if isinstance(value, list) else [value])
-        ):
+            raise InputError(f"{key}: no such option{did_you_mean(name, [*specs, *others])}")
+        if name in arguments:
+            raise InputError(f"{key}: is given twice")
+        items = value if isinstance(value, list) else [value]
+        if any(isinstance(item, list | dict) for item in items):
             raise InputError(f"{flag_name(name)}: is nested; give a value, or a list of values")
-        if value is not None and not (isinstance(value, str) and not value.strip()):
-            found[name] = _from_text(cls, specs[name], value)
-    return cls(**found)
+        is_empty = value is None or (isinstance(value, str) and not value.strip())
+        if not is_empty:
+            arguments[name] = _from_text(cls, specs[name], value)
+    return cls(**arguments)
 
 
 def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
@@ -238,9 +250,11 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
         return value
     text = value.strip()
     if spec.default == ():
-        return tuple(part.strip() for part in text.split(";") if part.strip())
+        parts = [part.strip() for part in text.split(";")]
+        return tuple(filter(None, parts))
     if isinstance(spec.default, bool):
-        text = {"yes": "true", "no": "false"}.get(text.casefold(), text.casefold())
+        text = text.casefold()
+        text = {"yes": "true", "no": "false"}.get(text, text)
     return _checked(cls, spec, text, text=True)
 
 
@@ -297,12 +311,12 @@ def from_values(
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The number of a person, and the recording or, with RTTM turns, the name of their speaker
-    there.
-    """
+    """Who speaks with which voice."""
 
     face: int
+    """The number of a person."""
     voice: str
+    """Their recording or, with RTTM turns, the name of their speaker there."""
 
     def __str__(self) -> str:
         return f"{self.face}={self.voice}"
@@ -310,14 +324,15 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class FaceChoice:
-    """Which face is synced. `kind`: "largest", "left", "right", "speaking", "index" (uses
-    `number`), "at" (uses `x_px`, `y_px`).
-    """
+    """Which face is synced."""
 
     kind: str
+    """ "largest", "left", "right", "speaking", "index" or "at"."""
     number: int = 0
+    """Of the person, for "index"."""
     x_px: float = 0.0
     y_px: float = 0.0
+    """A point of the face, for "at"."""
 
 
 def parse_face(text: str) -> FaceChoice:
@@ -350,18 +365,29 @@ def parse_speakers(value: Any) -> tuple[Speaker, ...]:
 
 def parse_time(value: Any) -> Fraction:
     """ "62.5", "1:02.5" or "0:01:02.5", or any number of seconds from 0 on."""
-    parts = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if parts is not None and not (parts[2] and float(parts[3]) >= 60):
-        hours, minutes, seconds = parts.groups()
-        return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
-    # The shortest text of a float is what its author meant: 0.1 is a tenth. Text has the form of a
-    # fraction: "1/3".
-    exact = Fraction(
-        repr(float(value)) if isinstance(value, Real) and not isinstance(value, Rational) else value
-    )
-    if isinstance(value, bool) or exact < 0 or (isinstance(value, str) and "/" not in value):
+    if isinstance(value, bool):
+        raise TypeError(value)
+    if isinstance(value, str):
+        return _parse_time_text(value)
+    if isinstance(value, Real) and not isinstance(value, Rational):
+        # The shortest text of a float is what its author meant: 0.1 is a tenth.
+        value = repr(float(value))
+    time_s = Fraction(value)
+    if time_s < 0:
         raise ValueError(value)
-    return exact
+    return time_s
+
+
+def _parse_time_text(text: str) -> Fraction:
+    parts = _TIME.fullmatch(text)
+    if parts is None and "/" in text:  # the text of a fraction
+        return parse_time(Fraction(text))
+    if parts is None:
+        raise ValueError(text)
+    hours, minutes, seconds = parts.groups()
+    if minutes and float(seconds) >= 60:
+        raise ValueError(text)
+    return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
 
 
 def parse_device(value: Any) -> int | str | tuple[int, ...]:
@@ -370,7 +396,8 @@ def parse_device(value: Any) -> int | str | tuple[int, ...]:
     if text.strip() == ALL_DEVICES:
         return ALL_DEVICES
     numbers = tuple(int(part) for part in text.split(","))
-    if isinstance(value, bool) or len(set(numbers) & set(range(MOST_DEVICE + 1))) < len(numbers):
+    is_distinct = len(set(numbers)) == len(numbers)
+    if isinstance(value, bool) or not is_distinct or not set(numbers) <= _DEVICES:
         raise ValueError(value)
     if len(numbers) == 1:
         return numbers[0]
@@ -389,11 +416,12 @@ def show_numbers(value: Any) -> str:
 def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
     """ "3" or 3 → 3, "0,1,5" → (0, 1, 5)."""
     numbers = tuple(int(part) for part in show_numbers(value).split(","))
-    several = isinstance(value, list | tuple) or len(numbers) > 1
-    if numbers != tuple(sorted(set(numbers))) or numbers[0] < (0 if several else 1):
-        raise ValueError(value)
-    if several:
+    if isinstance(value, list | tuple) or len(numbers) > 1:
+        if numbers != tuple(sorted(set(numbers))) or numbers[0] < 0:
+            raise ValueError(value)
         return numbers
+    if numbers[0] < 1:
+        raise ValueError(value)
     return numbers[0]
 
 

@@ -34,7 +34,7 @@ from latentsync_trt.bench.run import Setting, settings_for
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import HIDDEN, SIZE_STEPS, STEP_GRAPHS, Bundle, DimensionRange
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.show import say
+from latentsync_trt.cli.show import print_line
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -108,7 +108,7 @@ def main(request: MeasureRequest) -> None:
     runtime = request.runtime
     sync = request.sync
     presets = {name: replace(sync, preset=name) for name in request.presets}
-    settings = settings_for(loaded, runtime, sync, request.providers, say)
+    settings = settings_for(loaded, runtime, sync, request.providers, print_line)
     facts = environment(
         sys.argv, [setting.selection.name for setting in settings], runtime.one_device
     )

@@ -103,8 +103,8 @@ def test_verify_reads_every_byte(place: Path) -> None:
 def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     code, out, _ = run(place, "prune", "--max-gb", str(2.1 * SIZE_BYTES / 1e9))
     assert code == 0
-    assert "removed 1 of 3 engines (1.0 MB)" in out
+    assert "1 of 3 engines" in out
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
     (place / "README.md").write_text("mine")
-    assert "removed 2 of 2 engines (2.0 MB)" in run(place, "prune", "--max-gb", "0")[1]
+    assert "2 of 2 engines" in run(place, "prune", "--max-gb", "0")[1]
     assert (graphs_in(place), (place / "README.md").exists()) == ([], True)

@@ -98,7 +98,7 @@ def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
     assert len(samples) / rate_hz == pytest.approx(FRAMES / 25, abs=0.1)
 
 
-def test_two_finished_videos_are_compared_also_by_options_of_earlier_versions(
+def test_two_finished_videos_are_compared(
     tmp_path: Path,
 ) -> None:
     source, speech = write_clip(tmp_path, 3)

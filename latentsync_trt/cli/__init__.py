@@ -24,8 +24,8 @@ from latentsync_trt.errors import LatentSyncError, did_you_mean
 from latentsync_trt.paths import PrintableLines, printable
 
 BEGAN_S = time.monotonic()
+"""When the process began, but for the start of Python itself."""
 
-# commands by heading of `--help`, as "module.function", each with the first line of its help text
 PANELS = {
     "Lip-sync": {
         "demo.demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
@@ -60,17 +60,19 @@ PANELS = {
         "engines.cache": "Show, check and clean up the engines that were built.",
     },
 }
+"""Commands by heading of `--help`, as "module.function"; first lines of their help texts."""
 
-_MODULES = {
-    name: module
-    for lines in PANELS.values()
-    for module, name in (place.split(".") for place in lines)
-}
-COMMANDS = {
-    place.partition(".")[2]: line for lines in PANELS.values() for place, line in lines.items()
-}
+_COMMAND_MODULES: dict[str, str] = {}
+COMMANDS: dict[str, str] = {}
+"""The first line of each command's help text, by its name."""
 
-EXAMPLES = {  # two calls of each command, shown at the end of its help
+for _lines in PANELS.values():
+    for _place, _line in _lines.items():
+        _module, _name = _place.split(".")
+        _COMMAND_MODULES[_name] = _module
+        COMMANDS[_name] = _line
+
+EXAMPLES = {
     "live": ("live --video idle.mp4", "live --video idle.mp4 --bundle 1.5-256-fp16 --hop 4"),
     "demo": ("demo", "demo --audio speech.wav --output mine"),
     "setup": ("setup --model 1.5 --yes", "setup --use 1.6-512-fp16"),
@@ -98,11 +100,14 @@ EXAMPLES = {  # two calls of each command, shown at the end of its help
     "selftest": ("selftest --provider tensorrt", "selftest --bundle 1.6-512-fp16 --json"),
     "cache": ("cache ls", "cache prune --max-gb 20"),
 }
+"""Two calls of each command, shown at the end of its help text."""
 
 
-def echo(text: str = "", **how: Any) -> None:
-    """Prints a line, `printable`; `how`: as for `click.secho`."""
-    click.secho(printable(text), **how)
+def echo(
+    text: str = "", *, err: bool = False, fg: str | None = None, bold: bool | None = None
+) -> None:
+    """Prints a line to stdout, or stderr, in a color if that is a terminal."""
+    click.secho(printable(text), err=err, fg=fg, bold=bold)
 
 
 class Interrupted(LatentSyncError):
@@ -121,9 +126,8 @@ def interruption(message: str = stopping.INTERRUPTED_MESSAGE) -> Iterator[None]:
 
 
 def _with_notes(message: str, error: BaseException) -> str:
-    return "; ".join(
-        [message, *(note for note in getattr(error, "__notes__", ()) if note not in message)]
-    )
+    notes = [note for note in getattr(error, "__notes__", ()) if note not in message]
+    return "; ".join([message, *notes])
 
 
 class CommandLine(click.RichGroup):
@@ -134,15 +138,12 @@ class CommandLine(click.RichGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            command = getattr(
-                importlib.import_module(f"latentsync_trt.cli.{_MODULES[cmd_name]}"), cmd_name
-            )
-            command.help = "\n\n".join(
-                filter(None, (COMMANDS[cmd_name], inspect.cleandoc(command.help or "")))
-            )
-            command.epilog = "\n\n".join(
-                ["Examples:", *(f"latentsync-trt {each}" for each in EXAMPLES[cmd_name])]
-            )
+            module = importlib.import_module(f"{__name__}.{_COMMAND_MODULES[cmd_name]}")
+            command = getattr(module, cmd_name)
+            texts = [COMMANDS[cmd_name], inspect.cleandoc(command.help or "")]
+            command.help = "\n\n".join(filter(None, texts))
+            calls = [f"latentsync-trt {call}" for call in EXAMPLES[cmd_name]]
+            command.epilog = "\n\n".join(["Examples:", *calls])
             add_config(command)
             add_help_all(command)
             self.add_command(command, cmd_name)
@@ -176,10 +177,9 @@ class CommandLine(click.RichGroup):
             logging.lastResort.setFormatter(PrintableLines())
             logging.lastResort.addFilter(_is_for_users)
         try:
-            found = super().main(
-                arguments, *rest, **extra | {"standalone_mode": False, "obj": arguments}
-            )
-            sys.exit(found if isinstance(found, int) else 0)
+            extra |= {"standalone_mode": False, "obj": arguments}
+            result = super().main(arguments, *rest, **extra)
+            sys.exit(result if isinstance(result, int) else 0)
         except NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(error.exit_code)

@@ -1,6 +1,5 @@
 """`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,22 +7,16 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import is_url
-from latentsync_trt.batch.tasks import Event, WorkerSettings
+from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.cli import interruption
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.batch_board import BatchOutput, Board
-from latentsync_trt.cli.show import progress_bar
+from latentsync_trt.cli.batch_board import BatchOutput, Board, check_batch
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.paths import make_folder
-from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
-    from latentsync_trt.batch.job_file import BatchRow
-    from latentsync_trt.batch.job_store import JobStore
     from latentsync_trt.batch.local import WorkerHandle
 
 
@@ -69,7 +62,7 @@ def batch(request: BatchRequest) -> None:
     """
     from latentsync_trt.batch.job_file import ledger_of, read_rows
     from latentsync_trt.batch.job_store import JobStore
-    from latentsync_trt.batch.unfinished import unfinished_rows
+    from latentsync_trt.batch.rows_to_do import run_rows, unfinished_rows
 
     rows = read_rows(request.jobs, request.sync, request.output)
     path = ledger_of(request.jobs)
@@ -82,14 +75,15 @@ def batch(request: BatchRequest) -> None:
             unfinished = unfinished_rows(ledger, rows)
         if request.output is not None and not is_url(request.output):
             make_folder(Path(request.output))
-        ready = _check(unfinished, output, skip=request.skip_bad)
+        ready = check_batch(unfinished, output, skip=request.skip_bad)
         done_before = len(rows) - len(unfinished)
         board = Board(output, ready, done_before, skipped=len(unfinished) - len(ready))
         if ready:
             workers = _workers_of(request, len(ready), output)
             if ledger is None:
                 ledger = stack.enter_context(closing(JobStore(path)))
-            _run(ready, workers, ledger, board)
+            with board, interruption("interrupted; the same command goes on"):
+                run_rows(ready, workers, ledger, board, board.tick)
         elif done_before:
             output.add_notice(
                 f"{path}: all of its rows are done; to run them again, delete it and add "
@@ -98,29 +92,6 @@ def batch(request: BatchRequest) -> None:
     board.show_summary()
     if board.failed or board.skipped:
         raise SystemExit(1)
-
-
-def _check(rows: "Sequence[BatchRow]", output: BatchOutput, *, skip: bool) -> "list[BatchRow]":
-    """The rows that can work, longest first so that workers end together; raises `InputError` if
-    some cannot, unless `skip`.
-    """
-    from latentsync_trt.batch.job_file import check_rows
-
-    ready = []
-    with progress_bar(hidden=output.hidden) as on_progress:
-        for number, row in enumerate(check_rows(rows), 1):
-            on_progress(Progress("checking rows", number, len(rows)))
-            if row.problem:
-                output.add_problem(f"{row.where}: {row.problem}")
-            else:
-                ready.append(row)
-    bad = len(rows) - len(ready)
-    if bad and not skip:
-        raise InputError(
-            f"{bad} of {len(rows)} rows cannot work, and none was started; correct or remove "
-            "them, or add --skip-bad"
-        )
-    return sorted(ready, key=lambda row: -row.cost)
 
 
 def _workers_of(request: BatchRequest, most: int, output: BatchOutput) -> "list[WorkerHandle]":
@@ -137,27 +108,3 @@ def _workers_of(request: BatchRequest, most: int, output: BatchOutput) -> "list[
     return make_workers(
         settings, request.workers, most=most, ray=request.ray, on_notice=output.add_notice
     )
-
-
-def _run(
-    rows: "Sequence[BatchRow]",
-    workers: "list[WorkerHandle]",
-    ledger: "JobStore",
-    board: Board,
-) -> None:
-    from latentsync_trt.batch.dispatch import Dispatcher
-
-    def on_event(event: Event) -> None:
-        ledger.record(event)
-        board(event)
-
-    ledger.add(row.task for row in rows)
-    stopping.progress_bars.append(board.bars)
-    with (
-        board.bars,
-        interruption("interrupted; the same command goes on"),
-        closing(Dispatcher(workers, on_event)) as dispatcher,
-    ):
-        for row in rows:
-            dispatcher.submit(row.task)
-        dispatcher.wait(board.tick)

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PureWindowsPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.progress import Task as BarTask
 
+from latentsync_trt import stopping
 from latentsync_trt.batch.remote_files import without_secrets
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, WorkerState
 from latentsync_trt.cli import echo
@@ -20,9 +21,11 @@ from latentsync_trt.cli.show import (
     TimeLeft,
     notices_to,
     print_json,
-    say,
+    print_line,
+    progress_bar,
     show_progress,
 )
+from latentsync_trt.errors import InputError
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
@@ -38,21 +41,44 @@ class BatchOutput:
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.hidden = as_json or quiet
-        self.say = notices_to(silent=self.hidden)
+        self.print_line = notices_to(silent=self.hidden)
         self.began_s = time.monotonic()
 
     def add_notice(self, message: str) -> None:
         if self.as_json:
             print_json({"event": "notice", "message": message})
         else:
-            self.say(f"note: {message}")
+            self.print_line(f"note: {message}")
 
     def add_problem(self, message: str) -> None:
         """Prints what is wrong with a row, also if quiet."""
         if self.as_json:
             print_json({"event": "problem", "message": message})
         else:
-            say(message)
+            print_line(message)
+
+
+def check_batch(rows: "Sequence[BatchRow]", output: BatchOutput, *, skip: bool) -> "list[BatchRow]":
+    """The rows that can work, longest first so that workers end together; raises `InputError` if
+    some cannot, unless `skip`.
+    """
+    from latentsync_trt.batch.job_file import check_rows
+
+    ready = []
+    with progress_bar(hidden=output.hidden) as on_progress:
+        for number, row in enumerate(check_rows(rows), 1):
+            on_progress(Progress("checking rows", number, len(rows)))
+            if row.problem:
+                output.add_problem(f"{row.where}: {row.problem}")
+            else:
+                ready.append(row)
+    bad = len(rows) - len(ready)
+    if bad and not skip:
+        raise InputError(
+            f"{bad} of {len(rows)} rows cannot work, and none was started; correct or remove "
+            "them, or add --skip-bad"
+        )
+    return sorted(ready, key=lambda row: -row.cost)
 
 
 class Board:
@@ -84,6 +110,14 @@ class Board:
         )
         self._bars = {"": self.bars.add_task("")}  # by worker; first that of the whole
 
+    def __enter__(self) -> Self:
+        stopping.progress_bars.append(self.bars)
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
     def __call__(self, event: Event) -> None:
         """Takes an event into account, and shows it."""
         with self._lock:
@@ -94,10 +128,10 @@ class Board:
                     if state == "ready" and not self._ready_s:
                         self._ready_s = time.monotonic()
                     if state == "closed" and detail:
-                        self._output.say(f"worker {worker} is given up: {detail}")
+                        self._output.print_line(f"worker {worker} is given up: {detail}")
                     self._move(worker, f"{worker}  {state}", Progress(state, 0, 1))
                 case Moved(task_id, worker, progress):
-                    text = f"{worker}  {progress.stage}  {_name_of(self._rows[task_id])}"
+                    text = f"{worker}  {progress.stage}  {_output_name(self._rows[task_id])}"
                     self._move(worker, text, progress)
                 case Finished():
                     self._finish(event)
@@ -111,7 +145,7 @@ class Board:
         self._done += 1
         self._frames += frames
         pace = f"{frames} frames in {event.report['wall_s']:.1f} s on {event.worker}"
-        self._output.say(f"{_name_of(self._rows[event.task_id])}: {pace}; {self}")
+        self._output.print_line(f"{_output_name(self._rows[event.task_id])}: {pace}; {self}")
 
     def _fail(self, event: Failed) -> None:
         row = self._rows[event.task_id]
@@ -120,7 +154,7 @@ class Board:
         else:
             outcome = "failed"
             self.failed.append((row, event.message))
-        self._output.say(f"{row.where}: {_name_of(row)}: {outcome}: {event.message}")
+        self._output.print_line(f"{row.where}: {_output_name(row)}: {outcome}: {event.message}")
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._bars:
@@ -135,7 +169,7 @@ class Board:
         self._line_s = now_s
         with self._lock:
             workers = "; ".join(map(_line_of, self.bars.tasks[1:]))
-            self._output.say(f"[{now_s - self._output.began_s:.0f} s] {self}; {workers}")
+            self._output.print_line(f"[{now_s - self._output.began_s:.0f} s] {self}; {workers}")
 
     def _print_event(self, event: Event) -> None:
         """Prints an event as JSON; progress only from time to time."""
@@ -174,7 +208,7 @@ class Board:
             print_json(summary)
             return
         for row, message in self.failed:
-            say(f"failed: {row.where}  {_name_of(row)}  {message}")
+            print_line(f"failed: {row.where}  {_output_name(row)}  {message}")
         if self._output.hidden:
             return
         counts = f"{self._done_before + self._done} clips done"
@@ -200,6 +234,6 @@ def _line_of(worker: BarTask) -> str:
     return line
 
 
-def _name_of(row: "BatchRow") -> str:
+def _output_name(row: "BatchRow") -> str:
     """The name of a row's output, which may be a URL or a path of either system."""
     return PureWindowsPath(without_secrets(row.task.output)).name

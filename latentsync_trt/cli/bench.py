@@ -2,7 +2,9 @@
 
 import sys
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -19,9 +21,12 @@ from latentsync_trt.option_fields import QUALITY
 from latentsync_trt.paths import check_file_to_write, check_free, make_folder
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 
+if TYPE_CHECKING:
+    from latentsync_trt.bench.run import Setting
+
 _NOT_FOR_BENCH = ("build", "preset", "verify")
 
-_HEADS = ("what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips")
+_BENCH_HEADS = ("what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,48 +60,58 @@ class BenchRequest:
 @click.command("bench")
 @flags.takes(BenchRequest)
 def bench(request: BenchRequest) -> None:
-    from latentsync_trt.bench.run import run_bench, settings_for
+    from latentsync_trt.bench.run import run_bench
 
     output = request.output
     if output is not None:
         check_file_to_write(output, "--output")
         check_free(output, overwrite=request.overwrite)
         make_folder(output.parent)
-    on_notice = notices_to(silent=request.quiet)
-    folder, why = find_bundle(request.bundle)
-    on_notice(describe_choice(folder, why))
-    network = open_syncnet(request.runtime.syncnet)
-    bundle = Bundle.load(folder)
-    runtime = replace(request.runtime, syncnet=None)
-    settings = settings_for(bundle, runtime, request.sync, request.providers, on_notice)
-    settings = [
-        replace(setting, runs=request.runs, warm_up=request.warm_up) for setting in settings
-    ]
+    settings = _settings_of(request)
     providers = [setting.selection.name for setting in settings]
-    facts = environment(["latentsync-trt", *sys.argv[1:]], providers, runtime.one_device)
-    about = bundle_facts(bundle.manifest, settings[0].resolution_px)
+    command = ["latentsync-trt", *sys.argv[1:]]
+    facts = environment(command, providers, request.runtime.one_device)
+    about = bundle_facts(settings[0].bundle.manifest, settings[0].resolution_px)
+    network = open_syncnet(request.runtime.syncnet)
     presets = [replace(request.sync, preset=name) for name in request.presets]
     rows: list[BenchRow] = []
-    with temporary_folder() as temporary:
-        clip = choose_clip(request.video, request.audio, temporary)
-        for row in run_bench(settings, presets, clip, temporary, network):
+    with temporary_folder() as folder:
+        clip = choose_clip(request.video, request.audio, folder)
+        for row in run_bench(settings, presets, clip, folder, network):
             rows.append(row)
             if output is not None:
                 write_rows(output, facts, about, rows)
     if not request.quiet:
-        print_table(_HEADS, map(_cells_of_row, rows))
+        print_table(_BENCH_HEADS, map(_cells_of_row, rows))
+
+
+def _settings_of(request: BenchRequest) -> "list[Setting]":
+    from latentsync_trt.bench.run import settings_for
+
+    on_notice = notices_to(silent=request.quiet)
+    folder, why = find_bundle(request.bundle)
+    on_notice(describe_choice(folder, why))
+    bundle = Bundle.load(folder)
+    runtime = replace(request.runtime, syncnet=None)
+    settings = settings_for(bundle, runtime, request.sync, request.providers, on_notice)
+    return [replace(each, runs=request.runs, warm_up=request.warm_up) for each in settings]
 
 
 def _cells_of_row(row: BenchRow) -> list[str]:
-    """A row of the table below `_HEADS`."""
-    names = [row.case, row.preset, row.provider]
-    longest = sorted(row.parts_s.items(), key=lambda part: -part[1])[:3]
-    parts = [f"{name} {time_s:.2f} s" for name, time_s in longest]
-    graphs = [f"{name} {mean_ms:.1f} ms" for name, mean_ms in row.engines_ms.items()]
+    """A row of the table below `_BENCH_HEADS`."""
     median_s = row.time["median_ms"] / 1000
-    cells = [" · ".join(filter(None, names)), f"{median_s:.2f} s"]
-    cells += [f"{row.frames / median_s:.1f} frames/s", ", ".join(parts), ", ".join(graphs)]
-    for place in ("host_bytes", "device_bytes"):
-        used_bytes = row.memory.get(place)
-        cells.append(f"{used_bytes / 1e9:.2f} GB" if used_bytes else "")
-    return [*cells, str(row.syncnet or "")]
+    longest = sorted(row.parts_s.items(), key=itemgetter(1), reverse=True)[:3]
+    return [
+        " · ".join(filter(None, (row.case, row.preset, row.provider))),
+        f"{median_s:.2f} s",
+        f"{row.frames / median_s:.1f} frames/s",
+        ", ".join(f"{name} {time_s:.2f} s" for name, time_s in longest),
+        ", ".join(f"{name} {mean_ms:.1f} ms" for name, mean_ms in row.engines_ms.items()),
+        _gigabytes(row.memory.get("host_bytes")),
+        _gigabytes(row.memory.get("device_bytes")),
+        str(row.syncnet or ""),
+    ]
+
+
+def _gigabytes(used_bytes: int | None) -> str:
+    return f"{used_bytes / 1e9:.2f} GB" if used_bytes else ""

@@ -1,6 +1,7 @@
 """`latentsync-trt calibrate`: an 8-bit bundle from a bundle."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from latentsync_trt.bundle.manifest import PRECISIONS, Bundle, read_manifest, to
 from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.export import note_on_default
-from latentsync_trt.cli.show import notices_to, progress_bar, say
+from latentsync_trt.cli.show import notices_to, print_line, progress_bar
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES
 from latentsync_trt.paths import check_free, path_exists
@@ -26,7 +27,6 @@ from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.diagnosis import shows_no_gpu
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.providers.table import CPU, CUDA
-from latentsync_trt.types import NoticeCallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def calibrate(request: CalibrateRequest) -> None:
     folder, why = find.find_bundle(request.bundle)
     on_notice(find.describe_choice(folder, why))
     parent = open_parent(folder)
-    target = request.output or find.checkpoints_folder() / _name_of(folder, request)
+    target = request.output or find.checkpoints_folder() / _default_name(folder, request)
     is_bundle = path_exists(target / manifest.MANIFEST_NAME)
     check_free(target, overwrite=request.overwrite or not is_bundle)
     selection = _selection_of(request.provider, on_notice)
@@ -98,13 +98,13 @@ def _clips_of(request: CalibrateRequest) -> list[CalibrationClip]:
     return clips
 
 
-def _name_of(parent: Path, request: CalibrateRequest) -> str:
+def _default_name(parent: Path, request: CalibrateRequest) -> str:
     """The new bundle's name: of "1.6-512-fp16", "1.6-512-int8"."""
     precision = rf"(-({'|'.join(PRECISIONS)}))?$"  # a name without one gets it appended
     return re.sub(precision, f"-{request.calibration.precision}", parent.name, count=1)
 
 
-def _selection_of(provider: str, on_notice: NoticeCallback) -> Selection:
+def _selection_of(provider: str, on_notice: Callable[[str], None]) -> Selection:
     """The provider that clips are denoised with; "auto" takes the CPU where CUDA does not load."""
     if provider != "auto":
         return select_provider(provider)
@@ -127,4 +127,4 @@ def _print_bundle(folder: Path, parent: Bundle) -> None:
         echo(", ".join(texts))
     note = note_on_default(folder)
     if note:
-        say(f"note: {note}")
+        print_line(f"note: {note}")

@@ -70,14 +70,18 @@ def compare(request: CompareRequest) -> None:
             sides = comparison.run_sides(bundles, clip, folder, options, on_progress)
         else:
             sides = Sides(clip, (Path(request.a), Path(request.b)), "finished videos")
-        providers = [report.provider for report in sides.reports]
-        command = ["latentsync-trt", *sys.argv[1:]]
-        facts = environment(command, providers, request.runtime.one_device)
+        facts = _environment_of(sides, request)
         outcome = comparison.write_comparison(sides, facts, output, network, on_progress)
     if request.as_json:
         click.echo(outcome.to_json())
     elif not request.quiet:
         _print_comparison(outcome, output)
+
+
+def _environment_of(sides: Sides, request: CompareRequest) -> dict[str, str]:
+    command = ["latentsync-trt", *sys.argv[1:]]
+    providers = [report.provider for report in sides.reports]
+    return environment(command, providers, request.runtime.one_device)
 
 
 def _bundles_of(request: CompareRequest) -> list[Bundle]:

@@ -60,7 +60,7 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -
     cure = ""
     if is_local:
         cure = f"give it on the command line, in {places[-1]}, or in a file that --config names"
-    ctx.default_map = _defaults(ctx.command, table, f"{path}: [{ctx.info_name}]", cure)
+    ctx.default_map = _option_defaults(ctx.command, table, f"{path}: [{ctx.info_name}]", cure)
     is_quiet = not {"--json", "--quiet", "-q"}.isdisjoint(ctx.obj or ())
     if is_local and table and not is_quiet:
         echo(f"note: {path} in the current folder holds defaults of {', '.join(table)}", err=True)
@@ -86,7 +86,7 @@ def _read_tables(path: Path) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _defaults(
+def _option_defaults(
     command: click.Command, table: dict[str, Any], where: str, cure: str
 ) -> dict[str, Any]:
     """The defaults of a command, and of those below it, by parameter. Raises `InputError`.
@@ -104,7 +104,7 @@ def _defaults(
     for key, value in table.items():
         name = field_name(key)
         if key in subcommands and isinstance(value, dict):
-            defaults[key] = _defaults(subcommands[key], value, f"{where} [{key}]", cure)
+            defaults[key] = _option_defaults(subcommands[key], value, f"{where} [{key}]", cure)
             continue
         if name not in options or isinstance(value, dict):
             hint = did_you_mean(name, [*options, *subcommands])

@@ -34,7 +34,7 @@ from latentsync_trt.runtime.providers.table import (
 )
 from latentsync_trt.version import __version__, distribution_version
 
-_MARKS = {
+_LEVEL_MARKS = {
     "ok": ("✓", "green"),
     "missing": ("–", "yellow"),
     "problem": ("✗", "red"),
@@ -44,11 +44,12 @@ _MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `cure`: the command or action that helps."""
+    """One line of the report."""
 
     level: Literal["ok", "missing", "problem", "info"]
     text: str
     cure: str = ""
+    """The command or action that helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,45 +60,38 @@ class DoctorRequest:
 @click.command("doctor")
 @flags.takes(DoctorRequest)
 def doctor(request: DoctorRequest) -> None:
-    report: dict[str, list[Finding]] = {}
-    for section, examine in SECTIONS.items():
-        try:
-            report[section] = list(examine())
-        except ImportError as error:
-            report[section] = [
-                Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)
-            ]
-        except OutputError as error:
-            report[section] = [
-                Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
-            ]
-    problems = [
-        finding
-        for findings in report.values()
-        for finding in findings
-        if finding.level == "problem"
-    ]
+    report = {section: _examine(section) for section in SECTIONS}
+    problems = []
+    rows = []
+    for section, findings in report.items():
+        problems += [finding for finding in findings if finding.level == "problem"]
+        rows += [{"section": section, **asdict(finding)} for finding in findings]
     verdict = problems[0] if problems else _verdict()
     if request.as_json:
-        rows = [
-            {"section": name, **asdict(finding)}
-            for name, findings in report.items()
-            for finding in findings
-        ]
         print_json({"verdict": verdict, "findings": rows}, indent=2)
     else:
-        _show(verdict)
+        _print_finding(verdict)
         for section, findings in report.items():
             if findings:
                 echo(section, bold=True)
             for finding in findings:
-                _show(finding, "  ")
+                _print_finding(finding, "  ")
     if problems:
         raise SystemExit(1)
 
 
-def _show(finding: Finding, indent: str = "") -> None:
-    mark, color = _MARKS[finding.level]
+def _examine(section: str) -> list[Finding]:
+    """The findings of a section; one about itself where it cannot be examined."""
+    try:
+        return [*SECTIONS[section]()]
+    except ImportError as error:
+        return [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
+    except OutputError as error:
+        return [Finding("problem", str(error), f"name another folder in ${CACHE_VARIABLE}")]
+
+
+def _print_finding(finding: Finding, indent: str = "") -> None:
+    mark, color = _LEVEL_MARKS[finding.level]
     echo(f"{indent}{mark} {finding.text}", fg=color)
     if finding.cure:
         echo(f"{indent}    → {finding.cure}")
@@ -120,7 +114,7 @@ def _verdict() -> Finding:
     return Finding("ok", f"`sync` runs bundle {bundle} ({why}) with provider {provider}")
 
 
-def _system() -> Iterator[Finding]:
+def _examine_system() -> Iterator[Finding]:
     yield Finding("info", f"latentsync-trt {__version__}, Python {platform.python_version()}")
     yield Finding("info", f"{platform.platform()}, {os.cpu_count()} CPU threads")
     from latentsync_trt.bench.rows import library_versions
@@ -135,7 +129,7 @@ def _system() -> Iterator[Finding]:
         yield Finding("ok", f"{device}, {decimal(device.memory_bytes)} memory{free}")
 
 
-def _providers() -> Iterator[Finding]:
+def _examine_providers() -> Iterator[Finding]:
     from latentsync_trt.runtime.providers.diagnosis import diagnose_provider, shows_no_gpu
 
     if all(map(distribution_version, ("onnxruntime-gpu", "onnxruntime"))):
@@ -161,7 +155,7 @@ def _providers() -> Iterator[Finding]:
             yield Finding("info", TENSORRT_DOWNLOAD)
 
 
-def _engines() -> Iterator[Finding]:
+def _examine_engines() -> Iterator[Finding]:
     from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
     from latentsync_trt.runtime.providers.devices import gpus
 
@@ -176,7 +170,7 @@ def _engines() -> Iterator[Finding]:
     )
 
 
-def _bundles() -> Iterator[Finding]:
+def _examine_bundles() -> Iterator[Finding]:
     folder = find.checkpoints_folder().resolve()
     free = decimal(shutil.disk_usage(nearest_existing(folder)).free)
     yield Finding("info", f"checkpoints: {folder} ({free} free)")
@@ -192,7 +186,7 @@ def _bundles() -> Iterator[Finding]:
         )
 
 
-def _kept_work() -> Iterator[Finding]:
+def _examine_kept_work() -> Iterator[Finding]:
     for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
         for parts in sorted(place.glob(f"{PREFIX}*/{KEPT_NAME}")):
             text = f"{parts.parent}: an interrupted run keeps finished parts"
@@ -202,9 +196,9 @@ def _kept_work() -> Iterator[Finding]:
 
 
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
-    "system": _system,
-    "providers": _providers,
-    "engines": _engines,
-    "bundles": _bundles,
-    "interrupted runs": _kept_work,
+    "system": _examine_system,
+    "providers": _examine_providers,
+    "engines": _examine_engines,
+    "bundles": _examine_bundles,
+    "interrupted runs": _examine_kept_work,
 }

@@ -4,6 +4,7 @@ them.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 from rich.filesize import decimal
@@ -16,6 +17,9 @@ from latentsync_trt.files import remove_leftovers
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.entries import Entry, entries_to_remove, folder_bytes
 from latentsync_trt.types import Progress
+
+if TYPE_CHECKING:
+    from latentsync_trt.runtime.engines.session_factory import SessionFactory
 
 _NOT_FOR_BUILD = ("build", "cuda_graph", "low_memory", "syncnet", "verify")
 
@@ -48,13 +52,20 @@ def build(request: BuildRequest) -> None:
         on_notice(text)
     on_notice(f"{describe_choice(folder, why)}, provider {selection.name}")
     factory = SessionFactory(bundle, selection, runtime, engine_cache)
-    if not factory.compiled:
-        if not request.quiet:
-            echo(
-                f"provider {selection.name} needs no engines: it opens the bundle's graphs directly"
-            )
-        return
-    graphs = [*bundle.manifest.graphs]
+    if factory.compiled:
+        summary = f"{engine_cache.folder}: {_build_engines(factory, request)}"
+    else:
+        summary = (
+            f"provider {selection.name} needs no engines: it opens the bundle's graphs directly"
+        )
+    if not request.quiet:
+        echo(summary)
+
+
+def _build_engines(factory: "SessionFactory", request: BuildRequest) -> str:
+    """Builds what the cache lacks; returns how many that were."""
+    on_notice = notices_to(silent=request.quiet)
+    graphs = [*factory.bundle.manifest.graphs]
     built_s: list[float] = []
     with progress_bar(hidden=request.quiet) as on_progress:
         for number, graph in enumerate(graphs):
@@ -68,9 +79,7 @@ def build(request: BuildRequest) -> None:
                 origin = f"built in {costs.build_s:.1f} s"
             size = f"{engine.size_bytes / 1e6:.1f} MB, {costs.node_share:.0%} of nodes"
             on_notice(f"{graph}: {origin}, opened in {costs.open_s:.2f} s, {size}")
-    if not request.quiet:
-        counts = f"{len(built_s)} of {len(graphs)} engines built in {sum(built_s):.1f} s"
-        echo(f"{engine_cache.folder}: {counts}")
+    return f"{len(built_s)} of {len(graphs)} engines built in {sum(built_s):.1f} s"
 
 
 cache = click.RichGroup(name="cache")
@@ -107,7 +116,7 @@ def list_engines(request: ListRequest) -> None:
         print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows}, indent=2)
     else:
         if entries:
-            print_table(_HEADS, map(_cells_of_engine, entries))
+            print_table(_ENGINE_HEADS, map(_cells_of_engine, entries))
         echo(f"engines: {len(entries)} in {folder}, {decimal(size_bytes)}")
     if request.verify and any(entry.state == "damaged" for entry in entries):
         raise SystemExit(1)
@@ -145,14 +154,14 @@ def prune_engines(request: PruneRequest) -> None:
         raise SystemExit(1)
 
 
-_HEADS = (
+_ENGINE_HEADS = (
     *("graph", "bundle", "built for", "GPU", "sizes"),
     *("size", "build", "last used", "state"),
 )
 
 
 def _cells_of_engine(entry: Entry) -> tuple[str, ...]:
-    """A row of the table below `_HEADS`."""
+    """A row of the table below `_ENGINE_HEADS`."""
     size = decimal(entry.size_bytes)
     used_on = entry.last_used_at.astimezone().date().isoformat()
     state = entry.problem or entry.state

@@ -9,7 +9,7 @@ from latentsync_trt.bundle import find, manifest
 from latentsync_trt.bundle.manifest import read_manifest, tool_versions
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.show import progress_bar, say
+from latentsync_trt.cli.show import print_line, progress_bar
 from latentsync_trt.errors import CheckpointError
 from latentsync_trt.export.export_options import (
     EXPORT_EXTRA,
@@ -32,7 +32,7 @@ from latentsync_trt.paths import check_free, path_exists, why_missing
 HUB = "huggingface-hub"
 
 
-INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
+SETUP_INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ def download(request: DownloadRequest) -> None:
     downloads = find_downloads(request.model)
     if downloads:
         check_downloads(downloads)
-    with interruption(INTERRUPTED):
+    with interruption(SETUP_INTERRUPTED):
         for repository in downloads:
-            say(repository.summary)
-            download_files(repository, say)
+            print_line(repository.summary)
+            download_files(repository, print_line)
     for repository in (LATENTSYNC[request.model], VAE):
         echo(f"{repository.folder}: {repository}")
 
@@ -115,7 +115,7 @@ def write_bundle(options: ExportOptions, *, overwrite: bool = False, quiet: bool
     echo(f"{folder}: {len(facts.graphs)} graphs, {facts.precision}, {size}, {verdict}")
     for note in (*facts.notes, note_on_default(folder)):
         if note:
-            say(f"note: {note}")
+            print_line(f"note: {note}")
 
 
 def note_on_default(folder: Path) -> str:

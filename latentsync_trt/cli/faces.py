@@ -38,7 +38,7 @@ def faces(request: FacesRequest) -> None:
     or renumber people and spans, and change who speaks when, for --face speaking. Of a crowd, the
     twelve largest faces at a time are followed.
     """
-    from latentsync_trt.cli.show import print_json, progress_bar, say
+    from latentsync_trt.cli.show import print_json, print_line, progress_bar
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
@@ -67,7 +67,7 @@ def faces(request: FacesRequest) -> None:
         return
     _print_people(people)
     if notice is not None:
-        say(f"note: {notice}")
+        print_line(f"note: {notice}")
     echo(f"{sheet}: contact sheet")
     call = ["sync", str(video), "speech.wav", "--faces", str(track_file)]
     call += ["--face", f"index:{people[0].number}"]

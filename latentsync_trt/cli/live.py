@@ -15,7 +15,7 @@ from latentsync_trt.cli.serve import (
     page_address,
     port_option,
 )
-from latentsync_trt.cli.show import say
+from latentsync_trt.cli.show import print_line
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import MissingDependency
 from latentsync_trt.live.options import LIVE, LiveOptions
@@ -62,12 +62,12 @@ def live(request: LiveRequest) -> None:
 
     is_local = is_loopback(request.host)
     key = api_key(request.host, request.no_key, loopback=is_local)
-    say("opening the networks, then measuring for a few seconds how fast they paint")
+    print_line("opening the networks, then measuring for a few seconds how fast they paint")
     with (
         interruption("stopped"),
         server.listen(request.host, request.port) as listener,
         LipSync.from_bundle(
-            request.bundle, request.provider, request.runtime, on_notice=say
+            request.bundle, request.provider, request.runtime, on_notice=print_line
         ) as lip_sync,
     ):
         # Opened once before the first viewer: the clip is read, the networks are open, and a window
@@ -79,5 +79,5 @@ def live(request: LiveRequest) -> None:
             return lip_sync.stream(loop, request.live)
 
         service = LiveService(open_session, request.limits, request.stun)
-        say(f"{page_address(request.host, listener)}: ready")
+        print_line(f"{page_address(request.host, listener)}: ready")
         server.run(live_app(service, key, own_hosts=is_local), listener)

@@ -15,7 +15,7 @@ from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, flag_nam
 from latentsync_trt.paths import check_folder_to_write, local_path
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 
-R = TypeVar("R")
+T = TypeVar("T")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -107,22 +107,24 @@ json_option = partial(
 )
 
 
-def takes(request_class: type[R]) -> Callable[[Callable[[R], None]], Callable[..., None]]:
+def takes(
+    request_class: type[T],
+) -> Callable[[Callable[[T], None]], Callable[..., None]]:
     """Returns a decorator: the command takes the options that `request_class` declares, and its
     function gets an instance.
     """
 
-    def decorate(function: Callable[[R], None]) -> Callable[..., None]:
+    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
         @functools.wraps(function)
         def call(**values: Any) -> None:
             function(_request(request_class, values))
 
-        return combined(_parameters(request_class), call)
+        return combined(_click_parameters(request_class), call)
 
     return decorate
 
 
-def _parameters(request_class: type[Any]) -> Iterator[Decorator]:
+def _click_parameters(request_class: type[Any]) -> Iterator[Decorator]:
     hints = typing.get_type_hints(request_class)
     for spec in dataclasses.fields(request_class):
         hint = hints[spec.name]
@@ -135,7 +137,7 @@ def _parameters(request_class: type[Any]) -> Iterator[Decorator]:
             yield _click_option(spec, hint)
 
 
-def _request(request_class: type[R], values: dict[str, Any]) -> R:
+def _request(request_class: type[T], values: dict[str, Any]) -> T:
     hints = typing.get_type_hints(request_class)
     arguments = {}
     for spec in dataclasses.fields(request_class):  # type: ignore[arg-type]

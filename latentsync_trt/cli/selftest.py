@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import SelftestReport
     from latentsync_trt.bench.trial import GraphRow
 
-_HEADS = (
+_GRAPH_HEADS = (
     *("graph", "nodes", "build s", "engine MB"),
     *("open s", "first ms", "mean ms", "difference"),
 )
@@ -80,7 +80,7 @@ def test_provider(
 
 def _print_report(report: "SelftestReport") -> None:
     if report.graphs:
-        print_table(_HEADS, [_cells_of_graph(row, report.provider) for row in report.graphs])
+        print_table(_GRAPH_HEADS, [_cells_of_graph(row, report.provider) for row in report.graphs])
     for notice in report.notices:
         echo(f"note: {notice}")
     if report.pictures:
@@ -102,7 +102,7 @@ def _print_report(report: "SelftestReport") -> None:
 
 
 def _cells_of_graph(row: "GraphRow", provider: str) -> list[object]:
-    """A row of the table below `_HEADS`."""
+    """A row of the table below `_GRAPH_HEADS`."""
     nodes = None
     if row.nodes:
         on_provider = row.nodes.get(PROVIDERS[provider].ort_name, 0)

@@ -13,7 +13,7 @@ import rich_click as click
 from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.cli import interruption
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.show import say
+from latentsync_trt.cli.show import print_line
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
 from latentsync_trt.paths import user_folder
@@ -110,7 +110,7 @@ def _start(name: str, request: ServeRequest) -> None:
     folder = request.folder or user_folder("data") / name
     bundle = request.bundle or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, request.provider, request.runtime)
-    workers = make_workers(settings, request.workers, ray=request.ray, on_notice=say)
+    workers = make_workers(settings, request.workers, ray=request.ray, on_notice=print_line)
     with (
         interruption("stopped; jobs that have not ended go on when it is started again"),
         server.listen(request.host, request.port) as listener,
@@ -125,7 +125,7 @@ def _start(name: str, request: ServeRequest) -> None:
             app = nullcontext(create_app(service, key, own_hosts=is_local))
             ready = "/docs: listening"
         with app as running:
-            say(f"{page_address(request.host, listener)}{ready}; jobs are kept in {folder}")
+            print_line(f"{page_address(request.host, listener)}{ready}; jobs are kept in {folder}")
             server.run(running, listener, service.check)
 
 

@@ -17,8 +17,8 @@ from latentsync_trt.bundle.manifest import (
 )
 from latentsync_trt.cli import echo, interruption
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.export import HUB, INTERRUPTED, write_bundle
-from latentsync_trt.cli.show import say
+from latentsync_trt.cli.export import HUB, SETUP_INTERRUPTED, write_bundle
+from latentsync_trt.cli.show import print_line
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.export.export_options import EXPORT_EXTRA, EXPORT_TOOLS
@@ -80,7 +80,7 @@ def setup(request: SetupRequest) -> None:
     _print_plan(state, steps)
     if not (request.yes or state.is_exported):
         _ask()
-    with interruption(INTERRUPTED):
+    with interruption(SETUP_INTERRUPTED):
         _run_steps(state, steps)
     echo(f"{folder}: ready; next: latentsync-trt sync in.mp4 speech.wav")
 
@@ -88,9 +88,9 @@ def setup(request: SetupRequest) -> None:
 def _print_plan(state: SetupState, steps: Sequence[SetupStep]) -> None:
     selection = state.selection
     gpu = f" on {selection.gpu}" if selection.gpu else ""
-    say(f"provider: {selection.name}{gpu}")
+    print_line(f"provider: {selection.name}{gpu}")
     for line in (*state.notices, *steps):
-        say(str(line))
+        print_line(str(line))
 
 
 def _ask() -> None:
@@ -103,7 +103,7 @@ def _run_steps(state: SetupState, steps: Sequence[SetupStep]) -> None:
     folder = state.options.folder
     for step in steps:
         if step.repository is not None:
-            download_files(step.repository, say)
+            download_files(step.repository, print_line)
         elif step.name == "export":
             write_bundle(state.options)
         elif step.name == "self-test":
@@ -128,7 +128,7 @@ def _test(folder: Path, state: SetupState) -> None:
         if selection.is_named:
             raise SystemExit(1)
         selection = next_provider(selection, manifest_sha256(folder))
-        say(f"going on with {selection.name}")
+        print_line(f"going on with {selection.name}")
     check_cpu_memory(state.options)
     demo = Bundle.load(find.demo_folder())
     if not test_provider(demo, CPU.name, RuntimeOptions(), tuple(demo.manifest.graphs)).passed:

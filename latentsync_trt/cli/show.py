@@ -21,28 +21,29 @@ from latentsync_trt import stopping
 from latentsync_trt.cli import echo
 from latentsync_trt.errors import Notices
 from latentsync_trt.paths import printable
-from latentsync_trt.types import Progress, ProgressCallback, SyncReport
+from latentsync_trt.types import NoticeCallback, Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 LINE_EVERY_S = 30.0
+"""Interval of lines about progress in a log file."""
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints a line to stderr, above the progress bar if there is one. Thread-safe."""
     STDERR.print(printable(text), markup=False)
 
 
-def notices_to(*, silent: bool) -> Callable[[str], None]:
-    """`say`, or what ignores its argument."""
+def notices_to(*, silent: bool) -> NoticeCallback:
+    """`print_line`, or what ignores its argument."""
     if silent:
         return lambda _: None
-    return say
+    return print_line
 
 
 def new_notices() -> Notices:
     """Prints each notice once, although the report repeats those shown during the run."""
-    return Notices(lambda text: say(f"note: {text}"))
+    return Notices(lambda text: print_line(f"note: {text}"))
 
 
 class TimeLeft(bars.TimeRemainingColumn):
@@ -73,28 +74,31 @@ def _pace(progress: Progress) -> str:
 
 
 def progress_lines(
-    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> ProgressCallback:
     """Progress for a log file or a pipe: a line when a stage begins, and every 30 s, with the
     seconds so far.
     """
-    began_s = said_s = clock()
+    began_s = clock()
+    printed_s = began_s
     stage = ""
 
     def report(progress: Progress) -> None:
-        nonlocal said_s, stage
+        nonlocal printed_s, stage
         now_s = clock()
-        steps = ""
+        line = f"[{now_s - began_s:.0f} s] {progress.stage}"
         if progress.stage == stage:
-            if now_s - said_s < LINE_EVERY_S:
+            if now_s - printed_s < LINE_EVERY_S:
                 return
-            steps = f": {progress.done}" + (
-                "" if progress.total is None else f" of {progress.total}"
-            )
-        steps += f" at {pace}" if (pace := _pace(progress)) else ""
+            line += f": {progress.done}"
+            if progress.total is not None:
+                line += f" of {progress.total}"
+        pace = _pace(progress)
+        if pace:
+            line += f" at {pace}"
         stage = progress.stage
-        said_s = now_s
-        say(f"[{now_s - began_s:.0f} s] {stage}{steps}")
+        printed_s = now_s
+        on_line(line)
 
     return report
 
@@ -105,16 +109,18 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     it.
     """
     if not hidden and not STDERR.is_terminal:
-        yield progress_lines(say)
+        yield progress_lines(print_line)
         return
-    columns = (
+    bar = bars.Progress(
         bars.TextColumn("{task.description:<21}"),
         bars.BarColumn(bar_width=None),
         bars.MofNCompleteColumn(),
-    )
-    times = bars.TimeElapsedColumn(), TimeLeft()
-    bar = bars.Progress(
-        *columns, *times, console=STDERR, expand=True, transient=True, disable=hidden
+        bars.TimeElapsedColumn(),
+        TimeLeft(),
+        console=STDERR,
+        expand=True,
+        transient=True,
+        disable=hidden,
     )
     stopping.progress_bars.append(bar)
     with bar:
@@ -136,13 +142,17 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, left:
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < left else "right")
     for row in rows:
-        cells = (
-            "–" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-            for cell in row
-        )
-        table.add_row(*map(printable, cells))
+        table.add_row(*map(_cell, row))
     width = None if sys.stdout.isatty() else 200
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return printable(str(value))
 
 
 def print_json(content: Any, *, indent: int | None = None) -> None:
@@ -165,24 +175,26 @@ def show_report(
     for text in report.notices:
         notices.add(text)
     echo(
-        f"{report.output}: {report.frames} frames "
-        f"({report.duration_s:.2f} s), face in {report.frames_with_face}, "
-        f"with {report.bundle} on {report.provider}"
+        f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in "
+        f"{report.frames_with_face}, with {report.bundle} on {report.provider}"
     )
     echo(
-        f"time: {report.wall_s:.1f} s = {report.startup_s:.1f} "
-        f"s start-up + {report.painting_s:.1f} s at "
-        f"{report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
+        f"time: {report.wall_s:.1f} s = {report.startup_s:.1f} s start-up + "
+        f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s + "
+        f"{report.finish_s:.1f} s end"
     )
     if verbose:
         echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))
     if page is not None:
         echo(f"{page}: report")
-    if report.quality is not None:
-        for name, value in report.quality.rows if verbose else ():
+    quality = report.quality
+    if quality is None:
+        return
+    if verbose:
+        for name, value in quality.rows:
             echo(f"{name}: {value}")
-        verdict = str(report.quality)
-        alarm = report.quality.alarm
-        if alarm and alarm in report.notices:  # which has told the figures and the reason
-            verdict = verdict.replace(alarm, alarm.partition(" (")[0])
-        echo(verdict or "no face was painted")
+    verdict = str(quality)
+    alarm = quality.alarm
+    if alarm and alarm in report.notices:  # whose notice has the figures and the reason
+        verdict = verdict.replace(alarm, alarm.partition(" (")[0])
+    echo(verdict or "no face was painted")

@@ -62,8 +62,8 @@ def sync(request: SyncRequest) -> None:
     from latentsync_trt.runtime.stages import results
 
     notices = new_notices()
-    with meanwhile(lambda: _open(request, notices)) as opening:
-        inputs = _inputs(request, video, audio)
+    with meanwhile(lambda: _open_model(request, notices)) as opening:
+        inputs = _check_request(request, video, audio)
         from latentsync_trt.sync import api  # noqa: F401 -- else only after libraries are loaded
     (lip_sync,) = results([opening])
     with lip_sync:
@@ -106,7 +106,7 @@ def _clip_of(request: SyncRequest) -> tuple[Path, Path | None]:
     return video, audio
 
 
-def _open(request: SyncRequest, notices: Notices) -> "LipSync":
+def _open_model(request: SyncRequest, notices: Notices) -> "LipSync":
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.cli.show import notices_to
     from latentsync_trt.runtime.providers.choice import select_provider
@@ -125,7 +125,7 @@ def _open(request: SyncRequest, notices: Notices) -> "LipSync":
     return LipSync.from_bundle(folder, request.provider, request.runtime, on_notice=on_notice)
 
 
-def _inputs(request: SyncRequest, video: Path, audio: Path | None) -> "Inputs":
+def _check_request(request: SyncRequest, video: Path, audio: Path | None) -> "Inputs":
     from latentsync_trt.media.encoder_choice import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 

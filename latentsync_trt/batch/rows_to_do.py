@@ -1,11 +1,15 @@
-"""Which rows of a job file are still to be done, by the ledger of earlier calls."""
+"""Runs the rows of a job file that are still to be done, by the ledger of earlier calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
+from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.job_store import JobStore
+from latentsync_trt.batch.local import WorkerHandle
 from latentsync_trt.batch.remote_files import is_url
+from latentsync_trt.batch.tasks import Event
 from latentsync_trt.paths import path_exists
 
 
@@ -30,6 +34,28 @@ def unfinished_rows(store: JobStore, rows: Sequence[BatchRow]) -> list[BatchRow]
         elif row.problem or not is_done:
             unfinished.append(row)
     return unfinished
+
+
+def run_rows(
+    rows: Sequence[BatchRow],
+    workers: Sequence[WorkerHandle],
+    ledger: JobStore,
+    on_event: Callable[[Event], None],
+    on_tick: Callable[[], None],
+) -> None:
+    """Runs all rows on the workers; the ledger gets their events before `on_event`, and `on_tick`
+    is called in between.
+    """
+
+    def record(event: Event) -> None:
+        ledger.record(event)
+        on_event(event)
+
+    ledger.add(row.task for row in rows)
+    with closing(Dispatcher(workers, record)) as dispatcher:
+        for row in rows:
+            dispatcher.submit(row.task)
+        dispatcher.wait(on_tick)
 
 
 def _is_there(output: str) -> bool:
