@@ -17,12 +17,17 @@ sys.path.insert(0, str(ROOT))
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, read_manifest, write_manifest  # noqa: E402
 from latentsync_trt.export.exporter import export_bundle  # noqa: E402
+from latentsync_trt.types import Progress  # noqa: E402
 from tests import narrow  # noqa: E402
 from tests.small import RESOLUTION_PX, small_bundle  # noqa: E402
 
 TARGET = small_bundle()
 FRAMES = 16
 UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
+
+
+def print_progress(progress: Progress) -> None:
+    print(f"{progress.done:3} % {progress.stage}")
 
 
 def main() -> None:
@@ -33,7 +38,7 @@ def main() -> None:
         options = narrow.narrow_options(
             sources, Path(folder) / "demo", resolution=RESOLUTION_PX, frames=FRAMES
         )
-        bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}"))
+        bundle = export_bundle(options, print_progress)
         manifest = read_manifest(bundle)
         (bundle / MANIFEST_NAME).unlink()
         write_manifest(bundle, replace(manifest, name="demo", model="demo", notes=(UNTRAINED,)))

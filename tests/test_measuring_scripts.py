@@ -1,15 +1,18 @@
 """The scripts that time the networks, as graphs and as PyTorch modules, and the stages on the
-CPU.
+CPU; and the one that makes the tests' bundle.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Progress, ProgressCallback
 from scripts.measure_stages import in_this_thread, run
 from tests.clips import write_clip, write_face
 from tests.small import small_bundle
@@ -65,3 +68,20 @@ def test_times_of_stages(tmp_path: Path) -> None:
     assert run(write_face(tmp_path / "face.mp4", 3), 128, 3, clock, in_this_thread) == 3
     stages = ["decode", "face", "align", "analyze paste", "compose", "measure", "encode by libx264"]
     assert [time.stage for time in clock.times()] == stages
+
+
+def test_the_tests_bundle_is_exported_with_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = pytest.importorskip("scripts.make_test_bundle")
+
+    def export_quickly(options: ExportOptions, on_progress: ProgressCallback) -> Path:
+        on_progress(Progress("exporting", 50, 100))
+        assert options.output is not None
+        return Path(shutil.copytree(small_bundle(), options.output))
+
+    monkeypatch.setattr(script, "export_bundle", export_quickly)
+    monkeypatch.setattr(script, "TARGET", tmp_path / "bundle")
+    script.main()
+    assert "50 % exporting" in capsys.readouterr().out
+    assert read_manifest(tmp_path / "bundle").model == "demo"

@@ -17,6 +17,7 @@ import torch
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from latentsync_trt.export.export_options import ExportOptions
 from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.types import Progress
 from scripts.train_demo.clips import ClipPlan, render_clips
 from scripts.train_demo.datasets import FaceDataset, SpeechDataset
 from scripts.train_demo.loop import StagePlan, TrainingContext
@@ -114,6 +115,10 @@ def train(recorded: Speech, settings: Settings, context: TrainingContext, proces
     save_checkpoints(context.folder / "checkpoints", unet, whisper, vae, scale)
 
 
+def print_progress(progress: Progress) -> None:
+    print(f"{progress.done:3} % {progress.stage}", flush=True)
+
+
 def make_bundle(checkpoints: Path, out: Path, resolution_px: int) -> Path:
     """Exports the networks in the folder `checkpoints` in float16, and adds their limits to the
     manifest.
@@ -122,15 +127,13 @@ def make_bundle(checkpoints: Path, out: Path, resolution_px: int) -> Path:
         unet=checkpoints / "unet.pt",
         vae=checkpoints / "vae",
         whisper=checkpoints / "whisper.pt",
-        out=out,
+        output=out,
         resolution=resolution_px,
         frames=WINDOW_FRAMES,
         precision="fp16",
         cuda_form=False,  # its kernels do not support groups of three channels
     )
-    bundle = export_bundle(
-        options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True)
-    )
+    bundle = export_bundle(options, print_progress)
     manifest = read_manifest(bundle)
     (bundle / MANIFEST_NAME).unlink()
     write_manifest(
