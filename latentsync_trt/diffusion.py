@@ -1,7 +1,5 @@
-"""The denoising loop: noise levels that the sampler visits, the linear update of each step, plan
-and inputs. Pure.
-
-The plan says which steps run the whole network, and which reuse its inner features.
+"""The denoising loop: the noise levels that a sampler visits, the linear update of each step, and
+the network's inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +16,10 @@ from latentsync_trt.types import Denoiser, Float32Array, Float64Array
 LATENT_CHANNELS = 4
 
 TRAINING_STEPS = 1000
+"""Noise levels that the network was trained at."""
+
+# The variance of the noise that the first and the last training step add, and the offset of
+# "leading" spacing: as the model was trained.
 _BETA_FIRST = 0.00085
 _BETA_LAST = 0.012
 _STEPS_OFFSET = 1
@@ -29,28 +31,38 @@ _STEPS_FOR_HIGH_ORDER_END = 15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One sampler update from the noise level of training step `timestep`.
-
-    `coefficients (5,)` float32 are c_x, c_eps, c_history, d_x and d_eps, in the order that step
-    graphs take them: `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x +
-    d_eps·eps`.
+    """One sampler update: `next = c_x·x + c_eps·eps + c_history·history` and `next_history = d_x·x
+    + d_eps·eps`, where `eps` is the noise that the network predicts.
     """
 
     timestep: int
+    """The training step whose noise level it starts from."""
     coefficients: Float32Array
+    """c_x, c_eps, c_history, d_x and d_eps: `(5,)`, in the order in which step graphs take them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenoisingPlan:
+    """How windows are denoised."""
+
+    guidance: float
+    """At 1 or below, steps run without guidance."""
+    schedule: Sequence[Step]
+    full: Sequence[bool]
+    """Whether each step runs the whole network; others reuse its inner features."""
 
 
 def alphas_cumprod() -> Float64Array:
-    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing. The
-    betas are linear in their square root ("scaled linear").
+    """Returns the share of signal variance left after each training step: float64 `(1000,)`,
+    decreasing. The betas are linear in their square root ("scaled linear").
     """
     betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
     return np.cumprod(1.0 - betas, dtype=np.float64)
 
 
 def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps, 1 to 999, visit, noisiest first. The spacing
-    is "leading" with an offset of 1, or "trailing": from the last training step on.
+    """Returns the training steps that `steps` sampling steps, 1 to 999, visit, noisiest first. The
+    spacing is "leading" with an offset of 1, or "trailing": from the last training step on.
     """
     if trailing:
         spacing = TRAINING_STEPS / steps
@@ -59,8 +71,8 @@ def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
 
 
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
-    """The updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit Models",
-    equation 12, σ = 0).
+    """Returns the updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit
+    Models", equation 12, σ = 0).
 
     With ā the signal share now and ā' at the next visited level: x₀ = (x − √(1 − ā)·eps) / √ā and
     next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a clean image. DDIM
@@ -78,8 +90,8 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
 
 
 def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
-    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which keeps
-    the previous estimate of the clean image.
+    """Returns the updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which
+    keeps the previous estimate of the clean image.
 
     With α = √ā, σ = √(1 − ā), λ = log(α/σ), the estimate x₀ = (x − σ·eps)/α and h = λ' − λ: next =
     (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·p₀), where r = h / (2·g); p₀ and g: the previous x₀ and
@@ -93,24 +105,32 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     """
     visited = timesteps(steps, trailing=True)
     signal = alphas_cumprod()
-    levels = [float(signal[t]) for t in (*visited, 0)]
+    levels = [float(signal[timestep]) for timestep in (*visited, 0)]
     log_ratios = [log(level / (1 - level)) / 2 for level in levels]
     widths = [then - now for now, then in pairwise(log_ratios)]
+    weights = [0.0]
+    for previous_width, width in pairwise(widths):
+        weights.append(width / (2 * previous_width))
+    if steps < _STEPS_FOR_HIGH_ORDER_END:
+        weights[-1] = 0.0
     updates = []
-    for i, timestep in enumerate(visited):
-        ends_low = i == steps - 1 and steps < _STEPS_FOR_HIGH_ORDER_END
-        weight = 0.0 if i == 0 or ends_low else widths[i] / (2 * widths[i - 1])
-        now = levels[i]
-        then = levels[i + 1]
-        # (α'/α)/(σ'/σ) is e^h, so that 1 − e^−h needs no logarithm.
-        noise_kept = ((1 - then) / (1 - now)) ** 0.5
-        gain = then**0.5 - noise_kept * now**0.5
-        d_x = now**-0.5
-        d_eps = -(((1 - now) / now) ** 0.5)
-        ahead = gain * (1 + weight)
-        factors = noise_kept + ahead * d_x, ahead * d_eps, -gain * weight, d_x, d_eps
-        updates.append(Step(timestep, np.array(factors, np.float32)))
+    for timestep, (now, then), weight in zip(visited, pairwise(levels), weights, strict=True):
+        updates.append(Step(timestep, _dpmpp_coefficients(now, then, weight)))
     return tuple(updates)
+
+
+def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:
+    """Returns the coefficients for a step from signal share `now` to `then`, by the equation in
+    `dpmpp_schedule`; `weight` is r.
+    """
+    # (α'/α)/(σ'/σ) is e^h, so that 1 − e^−h needs no logarithm.
+    noise_kept = ((1 - then) / (1 - now)) ** 0.5
+    gain = then**0.5 - noise_kept * now**0.5
+    d_x = now**-0.5
+    d_eps = -(((1 - now) / now) ** 0.5)
+    ahead = gain * (1 + weight)
+    c_x = noise_kept + ahead * d_x
+    return np.array([c_x, ahead * d_eps, -gain * weight, d_x, d_eps], np.float32)
 
 
 SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {
@@ -120,15 +140,21 @@ SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {
 """The updates of each solver, by the number of steps."""
 
 
-def plan_for(options: SyncOptions) -> tuple[bool, ...]:
-    """As `cache_plan`."""
+def denoising_plan(options: SyncOptions) -> DenoisingPlan:
+    sampling = options.sampling
+    schedule = SOLVERS[sampling.solver](sampling.steps)
+    return DenoisingPlan(options.guidance, schedule, full_steps(options))
+
+
+def full_steps(options: SyncOptions) -> tuple[bool, ...]:
+    """Returns which steps of a run use the whole network."""
     return cache_plan(options.sampling.steps, options.sampling.cache_interval)
 
 
 def cache_plan(steps: int, interval: int | tuple[int, ...]) -> tuple[bool, ...]:
-    """Which of `steps` steps run the whole network; the others its last layer only. `interval`:
-    every `interval`-th step does, from the first one on; or the numbers of those that do, from
-    0.
+    """Returns which of `steps` steps run the whole network; the others run its last layer only.
+    `interval`: every `interval`-th step runs it, from the first one on; or the numbers of those
+    that do, from 0.
     """
     full = interval if isinstance(interval, tuple) else range(0, steps, interval)
     return tuple(step in full for step in range(steps))
@@ -139,17 +165,14 @@ def denoise(
     noise: Float32Array,
     conditioning: Float32Array,
     audio: Float32Array,
-    guidance: float,
-    schedule: Sequence[Step],
-    plan: Sequence[bool],
+    plan: DenoisingPlan,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
     """Turns `noise (1, 4, 1, h, w)`, repeated over frames, into the latents of a window, `(4, F, h,
     w)`.
 
-    `conditioning (9, F, h, w)`, `audio (F, S, D)`: float32. `plan`: which steps of `schedule` run
-    the whole network. `on_step`: called after each with the number of steps done and their total.
-    Raises `InputError` if shapes disagree.
+    `conditioning (9, F, h, w)`, `audio (F, S, D)`: float32. `on_step` is called after each step
+    with the number of steps done and their total. Raises `InputError` if shapes disagree.
     """
     _, frames, height, width = conditioning.shape
     if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or len(audio) != frames:
@@ -158,16 +181,17 @@ def denoise(
             f"{conditioning.shape} and audio {audio.shape} do not fit"
         )
     latents = np.ascontiguousarray(np.repeat(noise[0], frames, axis=1), np.float32)
-    denoiser.begin(latents, conditioning, audio, guidance)
-    for done, (step, full) in enumerate(zip(schedule, plan, strict=True), start=1):
+    denoiser.begin(latents, conditioning, audio, plan.guidance)
+    steps = zip(plan.schedule, plan.full, strict=True)
+    for done, (step, full) in enumerate(steps, start=1):
         denoiser.step(step.timestep, step.coefficients, cached=not full)
         if on_step is not None:
-            on_step(done, len(schedule))
+            on_step(done, len(plan.schedule))
     return denoiser.latents()
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:
-    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from
+    """Returns the noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from
     PCG64(`seed`). Drawn in double precision and rounded, so that the values do not depend on
     NumPy's float32 sampler.
     """
@@ -178,7 +202,8 @@ def initial_noise(seed: int, height: int, width: int) -> Float32Array:
 def conditioning(
     latent_mask: Float32Array, masked: Float32Array, reference: Float32Array
 ) -> Float32Array:
-    """The network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
+    """Returns the network's input for each frame besides noise and audio: float32 `(9, F, h, w)`.
+
     `latent_mask (h, w)`: 1 = kept. `masked`, `reference (F, 4, h, w)`: scaled latents of masked and
     of whole images.
     """

@@ -27,12 +27,12 @@ from latentsync_trt.bundle.find import find_bundle  # noqa: E402
 from latentsync_trt.bundle.manifest import Bundle, Manifest, Shapes  # noqa: E402
 from latentsync_trt.config import RuntimeOptions  # noqa: E402
 from latentsync_trt.errors import InputError  # noqa: E402
-from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler  # noqa: E402
-from latentsync_trt.runtime.engines.shapes import InputShapes, dimension_ranges, input_shapes  # noqa: E402
+from latentsync_trt.runtime.compiler import CompileOrder, CompileResult, run_compiler  # noqa: E402
+from latentsync_trt.runtime.engines.shapes import ProfileShapes, dimension_ranges, input_shapes  # noqa: E402
 
 RTX_40 = "8.9"
 SHOWN = ("accepted", "reason", "engine_bytes")
-"""Fields of `Answer` in the report."""
+"""Fields of `CompileResult` in the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Trial:
 
     graph: str
     shapes: Shapes
-    profile: Mapping[str, InputShapes]
+    profile: Mapping[str, ProfileShapes]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,8 +131,8 @@ def plan_trials(
 
 
 def compile_graph(
-    path: Path, profile: Mapping[str, InputShapes], compute_capability: str = RTX_40
-) -> Answer:
+    path: Path, profile: Mapping[str, ProfileShapes], compute_capability: str = RTX_40
+) -> CompileResult:
     """Compiles a graph as a strongly typed network, as for TensorRT.
 
     `profile`: shapes of every input with a variable dimension; if all are equal, the engine is

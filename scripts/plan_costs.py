@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import plan_for
+from latentsync_trt.diffusion import full_steps
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")
@@ -85,7 +85,7 @@ def table(measured: list[StepTimes]) -> str:
         "|---|" + "---:|" * (3 + len(heads)),
     ]
     for name, (options, variant) in PLANS.items():
-        plan = plan_for(options)
+        plan = full_steps(options)
         costs = (
             full_step_equivalents(plan, times.cached_share) * times.full_ms for times in measured
         )

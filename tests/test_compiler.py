@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import OutOfMemory
-from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler
+from latentsync_trt.runtime.compiler import CompileOrder, CompileResult, run_compiler
 
 pytestmark = pytest.mark.integration
 
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 
-def compiled(folder: Path, source: str) -> Answer:
+def compiled(folder: Path, source: str) -> CompileResult:
     """The answer of a compiler that its process finds as `tensorrt`, for a graph that is none."""
     (folder / "graph.onnx").write_text("the graph", encoding="utf-8")
     (folder / "tensorrt.py").write_text(f"import os\n{source}", encoding="utf-8")

@@ -9,8 +9,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
-from latentsync_trt.errors import InputError
+from latentsync_trt.diffusion import DenoisingPlan, cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines.session import Session
 from latentsync_trt.runtime.model import Model, open_model
@@ -85,13 +84,12 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
     noise = random.standard_normal((1, 4, 1, LATENT_SIDE, LATENT_SIDE), np.float32)
     conditioning = random.standard_normal((9, 16, LATENT_SIDE, LATENT_SIDE), np.float32)
     audio = random.standard_normal((16, 50, 32), np.float32)
-    schedule = dpmpp_schedule(3)
-    plan = cache_plan(3, 2)
+    plan = DenoisingPlan(guidance, dpmpp_schedule(3), cache_plan(3, 2))
     latents = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, LATENT_SIDE, LATENT_SIDE)))
     hidden = np.zeros(0)
     history = np.zeros_like(latents)
     sessions = [Session(bundle.graph_path(graph)) for graph in graphs]
-    for step, full in zip(schedule, plan, strict=True):
+    for step, full in zip(plan.schedule, plan.full, strict=True):
         session = sessions[not full]
         values = {
             "latents": latents,
@@ -107,7 +105,7 @@ def test_a_run_is_its_graphs_one_by_one(guidance: float, halves: int) -> None:
             hidden = new[0]
     assert hidden.shape[0] == halves
     with closing(opened(bundle, graphs)) as model:
-        found = denoise(model.denoiser, noise, conditioning, audio, guidance, schedule, plan)
+        found = denoise(model.denoiser, noise, conditioning, audio, plan)
     assert np.array_equal(found, latents[0])
 
 
@@ -123,5 +121,3 @@ def test_windows_may_differ_in_size_within_the_range(tmp_path: Path) -> None:
                 np.abs(denoiser.latents() - 5 * latents).max()
                 <= SUM_OF_FEW * 5 * np.abs(latents).max()
             )
-        with pytest.raises(InputError, match=r"9 frames: .* 2 to 8"):
-            denoiser.begin(*toy_inputs(9), 1.5)

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion import cache_plan, conditioning, ddim_schedule, denoise, initial_noise
+from latentsync_trt.diffusion import (
+    DenoisingPlan,
+    cache_plan,
+    conditioning,
+    ddim_schedule,
+    denoise,
+    initial_noise,
+)
 
 FLOAT32_LOOP = 1e-5
 """Twenty steps of float32 rounding."""
@@ -40,7 +47,8 @@ def test_loop_equals_the_closed_form_and_inputs_reach_the_denoiser_whole():
     schedule = ddim_schedule(20)
     known = np.zeros((9, FRAMES, HEIGHT, WIDTH), np.float32)
     audio = np.zeros((FRAMES, 50, 8), np.float32)
-    result = denoise(denoiser, noise, known, audio, 1.5, schedule, cache_plan(20, 1))
+    plan = DenoisingPlan(1.5, schedule, cache_plan(20, 1))
+    result = denoise(denoiser, noise, known, audio, plan)
     factor = np.prod(
         [s.coefficients[0] + SLOPE * s.coefficients[1] for s in schedule], dtype=np.float64
     )

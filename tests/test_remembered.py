@@ -30,16 +30,6 @@ def test_a_result_holds_for_its_bundle_gpu_and_this_version(
     assert remembered_tests.tested(CUDA, "ab") is None
 
 
-def test_the_newest_results_are_kept() -> None:
-    for number in (*range(200), 0, 200):
-        remember_test(CUDA, f"{number}", "passed")
-    assert [remembered_tests.tested(CUDA, f"{number}") for number in (0, 1, 200)] == [
-        "passed",
-        None,
-        "passed",
-    ]
-
-
 @pytest.mark.parametrize("content", [b"{", b'["a"]', b"\xff", b"[" * 100_000])
 def test_a_damaged_file_holds_nothing_and_is_replaced(content: bytes, engine_cache: Path) -> None:
     remember_test(CUDA, "ab", "passed")

@@ -20,7 +20,7 @@ from latentsync_trt.batch import remote_files
 from latentsync_trt.batch.remote_files import is_url, parts_of, without_secrets
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import plan_for
+from latentsync_trt.diffusion import full_steps
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_json, from_texts, to_texts
 from latentsync_trt.paths import (
@@ -268,7 +268,7 @@ def _cost_of(task: Task) -> float:
     length_s = files.info.duration_s
     if length_s is None:
         return inf
-    return float(length_s) * sum(plan_for(task.options))
+    return float(length_s) * sum(full_steps(task.options))
 
 
 def _check_remote(task: Task) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 from latentsync_trt.config import Paste, PresetName, Solver, SyncOptions
-from latentsync_trt.diffusion import plan_for
+from latentsync_trt.diffusion import full_steps
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import check_limits, option
 
@@ -74,7 +74,7 @@ class LiveOptions:
             raise InputError(
                 f"--face {self.face}: numbers are for sync; name it by its place, as at:640,360"
             )
-        full = sum(plan_for(self.sync_options()))
+        full = sum(full_steps(self.sync_options()))
         if full < _LEAST_FULL_STEPS:
             raise InputError(
                 f"live: {full} of its steps run the whole network, "

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
+from latentsync_trt.diffusion import DenoisingPlan, cache_plan, ddim_schedule, denoise
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
@@ -68,16 +68,9 @@ class Loop:
         """Returns the final latents `(4, F, h, w)`; after each step `on_step` gets the steps done
         and their total.
         """
-        return denoise(
-            denoiser,
-            window.noise,
-            window.conditioning,
-            window.audio,
-            self.guidance,
-            ddim_schedule(self.steps),
-            cache_plan(self.steps, self.interval),
-            on_step,
-        )
+        full = cache_plan(self.steps, self.interval)
+        plan = DenoisingPlan(self.guidance, ddim_schedule(self.steps), full)
+        return denoise(denoiser, window.noise, window.conditioning, window.audio, plan, on_step)
 
 
 def record(

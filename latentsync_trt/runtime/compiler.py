@@ -25,7 +25,6 @@ CONTEXT_MODEL = "context.onnx"
 loaded.
 """
 
-# Of errors of ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
 _OUT_OF_MEMORY = re.compile(
     "out of memory|outofmemory|failed to allocate "
     "memory|cudnn_status_alloc_failed|cublas_status_alloc_failed"
@@ -33,66 +32,74 @@ _OUT_OF_MEMORY = re.compile(
     "|bad allocation|bad_alloc|insufficient memory|memoryerror",
     re.IGNORECASE,
 )
+"""What ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python write when
+memory is short.
+"""
 
-_KILLED = -9  # SIGKILL, which POSIX systems send when memory runs out
-# The parser's conditions for an operation that it knows but does not support, and for an unknown
-# one.
+_KILLED = -9
+"""Exit code after SIGKILL, which POSIX systems send when memory runs out."""
+
 _UNSUPPORTED = "false"
+"""The parser's message for an operation that it knows but does not support."""
 _UNKNOWN = "Plugin not found"
-# Without a GPU, each failure is followed by one of these, which do not concern the graph.
+"""What its message for an unknown operation contains."""
+
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
+"""Signs of messages that follow each failure where there is no GPU; they do not concern the
+graph.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOrder:
-    """What to compile, and what to write.
-
-    Args:
-        compiler: its Python module. version: required prefix of its version. path: of the graph,
-            absolute.
-        profile: minimum, optimum and maximum shape of each input with a variable dimension.
-        target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
-        optimization_level: 0 to 5; None = the compiler's default.
-        folder: absolute, for `ENGINE` and `CONTEXT_MODEL`; None = nothing is written.
-        compute_capability: for the context model. fixed: sizes of variable dimensions that have a
-            single one there.
-    """
+    """What to compile, and what to write."""
 
     compiler: Literal["tensorrt", "tensorrt_rtx"]
+    """The compiler's Python module."""
     path: str
+    """The graph's file, absolute."""
     profile: Mapping[str, tuple[tuple[int, ...], ...]]
+    """Minimum, optimum and maximum shape of each input with a variable dimension."""
     target: str | None = None
+    """GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine."""
     optimization_level: int | None = None
+    """0 to 5; None = the compiler's default."""
     version: str = ""
+    """How the compiler's version has to begin."""
     folder: str | None = None
+    """Where to write `ENGINE` and `CONTEXT_MODEL`, absolute; None = nowhere."""
     compute_capability: str = ""
+    """The GPU's, for the context model."""
     fixed: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of variable dimensions that have a single one in the context model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of compiling.
-
-    `reason`: the operation and the message of the parser or builder; empty if accepted.
-    `out_of_memory`: of the GPU. `engine_bytes`: with weights. `device_memory_bytes`: GPU memory of
-    a run, without weights; None if unknown.
-    """
+class CompileResult:
+    """The result of compiling."""
 
     accepted: bool
     reason: str
+    """The operation and the message of the parser or builder; empty if accepted."""
     out_of_memory: bool = False
+    """Whether the GPU had too little memory."""
     engine_bytes: int = 0
+    """The engine's size, with weights."""
     device_memory_bytes: int | None = None
+    """GPU memory of a run, without weights; None if unknown."""
     version: str = ""
+    """The compiler's version."""
 
 
-def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
+def run_compiler(
+    order: CompileOrder, environment: Mapping[str, str] | None = None
+) -> CompileResult:
     """Compiles a graph; after a crash of the compiler, the graph counts as not accepted.
-    `environment`: as for `Child`. Raises `OutOfMemory` also where the system killed the process,
-    `EngineBuildError` if it could not be started.
+    `environment`: as for `ChildProcess`. Raises `OutOfMemory` also where the system killed the
+    process, `EngineBuildError` if it could not be started.
     """
     try:
-        answer: Answer = run_child(_compile, order, environment=environment)
+        result: CompileResult = run_child(_compile_in_child, order, environment=environment)
     except ChildLost as lost:
         ended = lost.ended
         if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
@@ -100,10 +107,10 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
             cure = "close other programs; the published U-Net at 512 px takes about 9 GB"
             raise OutOfMemory(f"{killed}; {cure}") from lost
         reason = f"the compiler crashed ({ended}): {ended.last_error_line or 'no message'}"
-        return Answer(False, reason)
+        return CompileResult(False, reason)
     except OSError as error:
         raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
-    return answer
+    return result
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -111,28 +118,25 @@ def is_out_of_memory(text: str) -> bool:
 
 
 def last_line(error: Exception) -> str:
-    """The useful part of an ONNX Runtime message: its last line that is neither empty nor cuDNN's
-    JSON dump.
+    """Returns the useful part of an ONNX Runtime message: its last line that is neither empty nor
+    cuDNN's JSON dump.
     """
-    lines = [
-        line.strip()
-        for line in str(error).splitlines()
-        if line.strip() and not line.lstrip().startswith("{")
-    ]
-    if lines:
-        return lines[-1]
+    for line in reversed(str(error).splitlines()):
+        text = line.strip()
+        if text and not text.startswith("{"):
+            return text
     return type(error).__name__
 
 
-def _compile(order: CompileOrder, _: OnProgress) -> Answer:
+def _compile_in_child(order: CompileOrder, _: OnProgress) -> CompileResult:
     return compile_order(importlib.import_module(order.compiler), order)
 
 
-def compile_order(trt: Any, order: CompileOrder) -> Answer:
+def compile_order(trt: Any, order: CompileOrder) -> CompileResult:
     """Compiles a graph in this process, strongly typed; `trt`: the compiler's Python module."""
     version = str(trt.__version__)
     if not version.startswith(order.version):
-        return Answer(False, "the compiler is of another version", version=version)
+        return CompileResult(False, "the compiler is of another version", version=version)
     if order.folder:
         importlib.import_module("onnx")  # if it is missing, fail now, not after minutes of building
     log = _make_log(trt)
@@ -144,19 +148,23 @@ def compile_order(trt: Any, order: CompileOrder) -> Answer:
     # page.
     with chdir(path.parent):
         parsed = parser.parse_from_file(path.name)
-    engine = _built(trt, builder, network, order) if parsed else None
-    opened = None
-    if engine is not None and order.folder:
+    engine = _build_engine(trt, builder, network, order) if parsed else None
+    if engine is None:
+        reason = _reason(parser, log.errors or log.warnings)
+        out_of_memory = is_out_of_memory("\n".join([*log.errors, *log.warnings]))
+        return CompileResult(False, reason, out_of_memory, version=version)
+    device_memory_bytes = None
+    if order.folder:
         Path(order.folder, ENGINE).write_bytes(engine)
         _write_context_model(order, Path(order.folder, CONTEXT_MODEL))
-        runtime = trt.Runtime(log)
-        opened = runtime.deserialize_cuda_engine(engine)  # None for lack of a GPU or of its memory
-    return Answer(
-        accepted=engine is not None,
-        reason="" if engine is not None else _reason(parser, log.errors or log.warnings),
-        out_of_memory=engine is None and any(map(is_out_of_memory, (*log.errors, *log.warnings))),
-        engine_bytes=0 if engine is None else engine.nbytes,
-        device_memory_bytes=None if opened is None else int(opened.device_memory_size_v2),
+        opened = trt.Runtime(log).deserialize_cuda_engine(engine)
+        if opened is not None:  # with a GPU that has enough memory
+            device_memory_bytes = int(opened.device_memory_size_v2)
+    return CompileResult(
+        accepted=True,
+        reason="",
+        engine_bytes=engine.nbytes,
+        device_memory_bytes=device_memory_bytes,
         version=version,
     )
 
@@ -179,9 +187,10 @@ def _make_log(trt: Any) -> Any:
     return Log()
 
 
-def _built(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
-    """The serialized engine or None."""
-    for layer in map(network.get_layer, range(network.num_layers)):
+def _build_engine(trt: Any, builder: Any, network: Any, order: CompileOrder) -> Any:
+    """Returns the serialized engine; None where that fails."""
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_OUTPUT:
             # Attention in parts where TensorRT has no fused kernel, as in float32; otherwise,
             # building would fail.
@@ -210,10 +219,10 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
     from onnx import helper
 
     graph = onnx.load(order.path, load_external_data=False).graph
-    tensors = *graph.input, *graph.output
-    for size in (size for tensor in tensors for size in tensor.type.tensor_type.shape.dim):
-        if size.dim_param in order.fixed:
-            size.dim_value = order.fixed[size.dim_param]
+    for tensor in (*graph.input, *graph.output):
+        for size in tensor.type.tensor_type.shape.dim:
+            if size.dim_param in order.fixed:
+                size.dim_value = order.fixed[size.dim_param]
     node = helper.make_node(
         "EPContext",
         [tensor.name for tensor in graph.input],
@@ -230,27 +239,27 @@ def _write_context_model(order: CompileOrder, path: Path) -> None:
 
 
 def _reason(parser: Any, messages: list[str]) -> str:
-    """The operations that the parser rejected, each with its first node and message; else what the
-    builder says.
+    """Returns the operations that the parser rejected, each with its first node and message; else
+    what the builder says.
     """
     reasons: dict[str, str] = {}
-    for error in (parser.get_error(index) for index in range(parser.num_errors)):
-        text = _one_line(error.desc())
+    for index in range(parser.num_errors):
+        error = parser.get_error(index)
+        text = _without_missing_gpu(error.desc())
         operator = error.node_operator()
         if text == _UNSUPPORTED or _UNKNOWN in text:
             text = "TensorRT has no such operation"
-        reasons.setdefault(
-            operator, f"{operator} (node {error.node_name()}): {text}" if operator else text
-        )
-    return "; ".join(reasons.values()) or next(
-        map(_one_line, messages), "the compiler gives no reason"
-    )
+        if operator:
+            text = f"{operator} (node {error.node_name()}): {text}"
+        reasons.setdefault(operator, text)
+    if reasons:
+        return "; ".join(reasons.values())
+    if messages:
+        return _without_missing_gpu(messages[0])
+    return "the compiler gives no reason"
 
 
-def _one_line(text: str) -> str:
-    """Without the lines that TensorRT adds if there is no GPU."""
-    return " ".join(
-        " ".join(
-            line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)
-        ).split()
-    )
+def _without_missing_gpu(text: str) -> str:
+    """Returns a message as one line, without the lines that TensorRT adds if there is no GPU."""
+    lines = [line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)]
+    return " ".join(" ".join(lines).split())

@@ -14,9 +14,6 @@ from latentsync_trt.runtime.engines.shapes import shape_with
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.types import Float32Array
 
-_STATE = ("latents", "history")
-"""Tensors that each step replaces."""
-
 
 @dataclass(slots=True, eq=False)
 class _WindowState:
@@ -28,11 +25,17 @@ class _WindowState:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """`OrtValue`s by name, of which steps only update the content."""
     source: dict[str, Any] = field(default_factory=dict)
-    """`OrtValue`s of the tensors in `_STATE` that the next step reads."""
+    """`OrtValue`s of latents and history that the next step reads."""
     target: dict[str, Any] = field(default_factory=dict)
     """Those that the next step writes."""
     has_features: bool = False
     """Whether a full step has left features that a cached one can use."""
+
+    def swap(self) -> None:
+        """Makes what a step has written what the next one reads."""
+        written = self.target
+        self.target = self.source
+        self.source = written
 
 
 class GraphDenoiser:
@@ -44,8 +47,6 @@ class GraphDenoiser:
     for both halves, conditional and unconditional.
 
     `open_session` returns the session of a graph, which with `cuda_graph` replays CUDA graphs.
-    `check_sizes` is called with the sizes of a window by name, as in `frames=16`, and raises
-    `InputError` for those that engines do not take.
     """
 
     def __init__(
@@ -54,12 +55,10 @@ class GraphDenoiser:
         selection: Selection,
         *,
         cuda_graph: bool = False,
-        check_sizes: Callable[..., None] | None = None,
     ) -> None:
         self._open_session = open_session
         self._selection = selection
         self._cuda_graph = cuda_graph
-        self._check_sizes = check_sizes
         self._buffers = DeviceBuffers(selection)
         self._window = _WindowState()
 
@@ -70,13 +69,7 @@ class GraphDenoiser:
         audio: Float32Array,
         guidance: float,
     ) -> None:
-        """Uploads a window, as `types.Denoiser.begin`. Raises `InputError` if the sessions do not
-        support its sizes; others as `Session.run`.
-        """
-        _, frames, height, width = latents.shape
-        sizes = {"frames": frames, LATENT_HEIGHT: height, LATENT_WIDTH: width}
-        if self._check_sizes is not None:
-            self._check_sizes(**sizes)
+        """Uploads a window, as `types.Denoiser.begin`. Raises as `Session.run`."""
         guided = guidance > 1.0
         session = self._open_session(step_graph(guided=guided, cached=False))
 
@@ -91,9 +84,15 @@ class GraphDenoiser:
             state = {"latents": latents[None], "history": np.zeros_like(latents[None])}
             shape = (1, *latents.shape)
             buffers = self._buffers
+            _, frames, height, width = latents.shape
             return _WindowState(
                 guided=guided,
-                sizes={"windows": 1, **sizes},
+                sizes={
+                    "windows": 1,
+                    "frames": frames,
+                    LATENT_HEIGHT: height,
+                    LATENT_WIDTH: width,
+                },
                 inputs={name: buffers.upload(name, array) for name, array in arrays.items()},
                 source={name: buffers.upload(name, array) for name, array in state.items()},
                 target={name: buffers.empty(f"next {name}", shape, np.float32) for name in state},
@@ -127,7 +126,7 @@ class GraphDenoiser:
         outputs = session.with_translated_errors(run)
         window.has_features = True
         if not self._cuda_graph:
-            window.source, window.target = window.target, window.source
+            window.swap()
         names = [tensor.name for tensor in session.outputs]
         self.observe(graph, timestep, dict(zip(names, outputs, strict=True)))
 
@@ -161,5 +160,5 @@ class GraphDenoiser:
         """
         window = self._window
         copier = small_session(COPY_GRAPH, self._selection)
-        copies = {f"{name}_copy": window.source[name] for name in _STATE}
+        copies = {f"{name}_copy": value for name, value in window.source.items()}
         copier.run_bound(copier.bound({**window.target, **copies}))

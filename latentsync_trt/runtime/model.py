@@ -189,7 +189,7 @@ def open_model(
         while True:
             factory = SessionFactory(bundle, selection, options, cache)
             try:
-                return _open(factory, graphs, notices, build)
+                return _open_graphs(factory, graphs, notices, build)
             except (EngineBuildError, OutputError) as error:  # the latter: of the engine cache
                 following = _fallback(selection, bundle)
                 if following is None:
@@ -264,7 +264,7 @@ def _build_in_background(
     return build, following
 
 
-def _open(
+def _open_graphs(
     factory: SessionFactory,
     graphs: Sequence[str],
     notices: Notices,
@@ -280,12 +280,7 @@ def _open(
         if plan.mode != "one network at a time":
             sessions = _start_opening(factory, graphs, plan, executor)
         vae = VaeCodec(factory, sessions.session)
-        denoiser = GraphDenoiser(
-            sessions.session,
-            factory.selection,
-            cuda_graph=plan.cuda_graph,
-            check_sizes=factory.check,
-        )
+        denoiser = GraphDenoiser(sessions.session, factory.selection, cuda_graph=plan.cuda_graph)
         try:
             if isinstance(sessions, AllOpen):
                 first_runs = FirstRuns(sessions.session, factory.ranges, vae, denoiser)

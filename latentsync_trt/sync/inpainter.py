@@ -9,7 +9,7 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, resolution_of
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion import SOLVERS, conditioning, denoise, initial_noise, plan_for
+from latentsync_trt.diffusion import conditioning, denoise, denoising_plan, initial_noise
 from latentsync_trt.face.align import latent_mask, mouth_mask
 from latentsync_trt.runtime.stages import Stage
 from latentsync_trt.types import Denoiser, Float32Array, UInt8Array, UInt16Array
@@ -56,12 +56,8 @@ class Inpainter:
             audio: the features of each frame, float32 `(F, S, D)`.
             on_step: as for `diffusion.denoise`.
         """
-        options = self.options
-        schedule = SOLVERS[options.sampling.solver](options.sampling.steps)
-        window = self.noise, conditioned_on, audio
-        return denoise(
-            self.denoiser, *window, options.guidance, schedule, plan_for(options), on_step
-        )
+        plan = denoising_plan(self.options)
+        return denoise(self.denoiser, self.noise, conditioned_on, audio, plan, on_step)
 
     def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
         """Returns the faces of a window, as `VaeCodec.decode_faces` does."""

@@ -14,7 +14,7 @@ from latentsync_trt.bundle.manifest import (
     step_graph,
 )
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.diffusion import plan_for
+from latentsync_trt.diffusion import full_steps
 from latentsync_trt.errors import Busy, InputError
 from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
 from latentsync_trt.runtime.model import Model, make_session_factory, must_build, open_model
@@ -31,7 +31,7 @@ CLOSE = "close"
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:
     """Returns the graphs that a run with these options needs."""
     guided = options.guidance > 1.0
-    steps = {step_graph(guided=guided, cached=not full) for full in plan_for(options)}
+    steps = {step_graph(guided=guided, cached=not full) for full in full_steps(options)}
     return (AUDIO_ENCODER, VAE_ENCODER, *sorted(steps), VAE_DECODER)
 
 

@@ -23,7 +23,7 @@ from latentsync_trt.bundle.manifest import (
     Bundle,
     read_manifest,
 )
-from latentsync_trt.diffusion import cache_plan, denoise, dpmpp_schedule
+from latentsync_trt.diffusion import DenoisingPlan, cache_plan, denoise, dpmpp_schedule
 from latentsync_trt.errors import EngineBuildError, ExportMismatch
 from latentsync_trt.export import cuda_ops
 from latentsync_trt.export.checkpoints import Networks, load_networks
@@ -188,9 +188,8 @@ def test_a_loop_of_steps_agrees_with_the_diffusers_scheduler(bundle: Path) -> No
     )
     session = Session(bundle / f"{FULL_STEP}.onnx")
     denoiser = GraphDenoiser(lambda _: session, Selection("cpu"))
-    found = denoise(
-        denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1)
-    )
+    plan = DenoisingPlan(guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
+    found = denoise(denoiser, noise, conditioning, audio, plan)
     solver = diffusers_solver(steps)
     latents = torch.from_numpy(noise).repeat(1, 1, narrow.FRAMES, 1, 1)
     for timestep in solver.timesteps:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP
-from latentsync_trt.diffusion import cache_plan, ddim_schedule, denoise
+from latentsync_trt.diffusion import DenoisingPlan, cache_plan, ddim_schedule, denoise
 from latentsync_trt.export.checkpoints import load_unet
 from latentsync_trt.export.denoise_step import DenoiseStep
 from latentsync_trt.export.export_options import ExportOptions
@@ -76,11 +76,10 @@ def recorded(reference: Path) -> dict[str, np.ndarray]:
 
 def loop(denoiser: Denoiser, recorded: dict[str, np.ndarray], interval: int) -> np.ndarray:
     steps = int(recorded["steps"])
+    full = cache_plan(steps, interval)
+    plan = DenoisingPlan(float(recorded["guidance"]), ddim_schedule(steps), full)
     window = (recorded["noise"], recorded["conditioning"][0], recorded["audio"])
-    guidance = float(recorded["guidance"])
-    return denoise(denoiser, *window, guidance, ddim_schedule(steps), cache_plan(steps, interval))[
-        None
-    ]
+    return denoise(denoiser, *window, plan)[None]
 
 
 def test_the_loop_reproduces_the_release(reference: Path, recorded: dict[str, np.ndarray]) -> None:

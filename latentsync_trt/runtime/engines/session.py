@@ -97,9 +97,9 @@ class Session:
         self.clock = RunClock()
         self._reasons_are_logged = settings.providers[0][0] == TENSORRT.ort_name
         where = settings.name or str(path)
-        self.ort = self._translating(partial(_open, path, settings), where, EngineBuildError)
-        self.inputs = tuple(map(_tensor_entry, self.ort.get_inputs()))
-        self.outputs = tuple(map(_tensor_entry, self.ort.get_outputs()))
+        self.ort = self._translating(partial(_load, path, settings), where, EngineBuildError)
+        self.inputs = tuple(map(_entry_of_tensor, self.ort.get_inputs()))
+        self.outputs = tuple(map(_entry_of_tensor, self.ort.get_outputs()))
 
     @property
     def provider(self) -> str:
@@ -184,7 +184,7 @@ class Session:
             raise _as_our_error(error, where, kind, reasons) from error
 
 
-def _open(path: Path, settings: SessionSettings) -> Any:
+def _load(path: Path, settings: SessionSettings) -> Any:
     # With a path, ONNX Runtime searches only its folder for weights.
     model = str(path) if settings.weights_folder is None else path.read_bytes()
     providers = [(name, dict(options)) for name, options in settings.providers]
@@ -234,7 +234,7 @@ def _thread_limit() -> int:
     return 0
 
 
-def _tensor_entry(node: Any) -> TensorEntry:
+def _entry_of_tensor(node: Any) -> TensorEntry:
     dtype = node.type.removeprefix("tensor(").removesuffix(")")
     if dtype == "float":
         dtype = "float32"

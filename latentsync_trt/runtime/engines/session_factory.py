@@ -111,21 +111,6 @@ class SessionFactory:
         """Returns the variant of a graph to open."""
         return _variant(self.bundle.manifest, self.selection, self.options, graph)
 
-    def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as
-        in `frames=16`.
-        """
-        for name, size in sizes.items():
-            span = self.ranges.get(name)
-            if span is None or span.minimum <= size <= span.maximum:
-                continue
-            allowed = f"{span.minimum}"
-            if not span.fixed:
-                allowed = f"{span.minimum} to {span.maximum}"
-            raise InputError(
-                f"{size} {name}: the engines take {allowed}; build or export for a wider range"
-            )
-
     def key(self, graph: str) -> EngineKey:
         """Returns the cache key of a graph's engine."""
         manifest = self.bundle.manifest

@@ -12,7 +12,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 
 Shape = tuple[int, ...]
-InputShapes = tuple[Shape, ...]
+ProfileShapes = tuple[Shape, ...]
 """Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 DimensionRanges = Mapping[str, DimensionRange]
 """The range of each variable dimension, by name."""
@@ -60,19 +60,23 @@ def ranges_of_graph(entry: GraphEntry, ranges: DimensionRanges) -> dict[str, Dim
     return {name: ranges[name] for name in sorted(ranges) if name in names}
 
 
-def input_shapes(entry: GraphEntry, ranges: DimensionRanges) -> dict[str, InputShapes]:
+def input_shapes(entry: GraphEntry, ranges: DimensionRanges) -> dict[str, ProfileShapes]:
     """Returns the shapes of the inputs that have a variable dimension; empty for a graph of fixed
     shapes.
     """
-    minima = {name: span.minimum for name, span in ranges.items()}
-    optima = {name: span.optimum for name, span in ranges.items()}
-    maxima = {name: span.maximum for name, span in ranges.items()}
-    shapes = {}
+    minima: dict[str, int] = {}
+    optima: dict[str, int] = {}
+    maxima: dict[str, int] = {}
+    for name, span in ranges.items():
+        minima[name] = span.minimum
+        optima[name] = span.optimum
+        maxima[name] = span.maximum
+    shapes: dict[str, ProfileShapes] = {}
     for tensor in entry.inputs:
-        if not all(isinstance(size, int) for size in tensor.shape):
-            shapes[tensor.name] = tuple(
-                shape_with(tensor.shape, sizes) for sizes in (minima, optima, maxima)
-            )
+        least = shape_with(tensor.shape, minima)
+        if least != tensor.shape:
+            usual = shape_with(tensor.shape, optima)
+            shapes[tensor.name] = (least, usual, shape_with(tensor.shape, maxima))
     return shapes
 
 

@@ -1,6 +1,6 @@
 """Results of self-tests that later runs follow.
 
-    <cache>/.facts/tested.json      the newest result by digest of its key, the newest last
+    <cache>/.facts/tested.json      the newest result by digest of its key
 
 A file that cannot be read or written means that nothing is remembered, so the caller tests again.
 """
@@ -27,8 +27,6 @@ TestResult = Literal["passed", "failed", "slower"]
 FOLDER = ".facts"
 """The folder of the file, below the user's cache folder."""
 
-_MOST_RESULTS = 200
-
 
 def tested(selection: Selection, bundle_sha256: str) -> str | None:
     """Returns the newest `TestResult` of a bundle, by the SHA-256 of its manifest, on such a GPU
@@ -43,21 +41,19 @@ def tested(selection: Selection, bundle_sha256: str) -> str | None:
 
 
 def remember_test(selection: Selection, bundle_sha256: str, result: TestResult) -> None:
-    """Keeps what `tested` returns from now on, and drops the oldest; nothing on the CPU. Of two
+    """Keeps what `tested` returns from now on; nothing on the CPU. Of two
     processes at once, one may be lost.
     """
     if selection.gpu is None:
         return
     key = _test_key(selection, selection.gpu, bundle_sha256)
     results = _read_results()
-    results.pop(key, None)
-    results[key] = result  # the last
-    newest = list(results.items())[-_MOST_RESULTS:]
+    results[key] = result
     with suppress(OSError, InputError):
         path = _results_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
-            part.write_text(json.dumps(dict(newest)), encoding="utf-8")
+            part.write_text(json.dumps(results), encoding="utf-8")
 
 
 def _test_key(selection: Selection, gpu: Gpu, bundle_sha256: str) -> str:
