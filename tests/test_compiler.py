@@ -19,7 +19,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def compiled(folder: Path, source: str) -> CompileResult:
     """The answer of a compiler that its process finds as `tensorrt`, for a graph that is none."""
     (folder / "graph.onnx").write_text("the graph", encoding="utf-8")
-    (folder / "tensorrt.py").write_text(f"import os\n{source}", encoding="utf-8")
+    (folder / "tensorrt.py").write_text(f"import os, signal\n{source}", encoding="utf-8")
     return run_compiler(
         CompileOrder("tensorrt", str(folder / "graph.onnx"), {}), {"PYTHONPATH": str(folder)}
     )
@@ -30,7 +30,7 @@ def compiled(folder: Path, source: str) -> CompileResult:
     [
         ("os._exit(0)", r"\(exit code 0\): no message"),
         pytest.param(
-            "os.write(2, b'assertion failed\\n'); os.kill(os.getpid(), 11)",
+            "os.write(2, b'assertion failed\\n'); signal.raise_signal(11)",
             r"\(signal 11 \(SIGSEGV\)\): assertion failed",
             marks=posix,
         ),
@@ -47,7 +47,7 @@ def test_a_compiler_that_crashes_is_a_refusal(tmp_path: Path, source: str, expec
     "source",
     [
         'os.write(2, b"terminate called: std::bad_alloc\\n"); os._exit(1)',
-        pytest.param("os.kill(os.getpid(), 9)", marks=posix),
+        pytest.param("signal.raise_signal(9)", marks=posix),
     ],
 )
 def test_a_compiler_without_memory_is_not_a_refusal(tmp_path: Path, source: str) -> None:
