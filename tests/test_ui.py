@@ -3,9 +3,10 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -459,6 +460,21 @@ def pids() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
+def children_are_idle() -> bool:
+    before_s = busy_s()
+    time.sleep(0.5)
+    return busy_s() - before_s < 0.1
+
+
+def busy_s() -> float:
+    """Of the children of this process together."""
+    seconds = 0.0
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(child.cpu_times()[:2])
+    return seconds
+
+
 @pytest.mark.integration
 def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path]) -> None:
     """One that dies leaves the choice to the job; one that takes long stalls no other, and ends
@@ -486,25 +502,25 @@ def test_searches_that_die_or_take_long(tmp_path: Path, clip: tuple[Path, Path])
             "video", another_clip := write_video(tmp_path / "another.mp4", first_person(10))
         )
 
-        def begun(tab: Opened) -> tuple[Future[None], set[int]]:
+        def begun(tab: Opened) -> Future[None]:
             search = pool.submit(tab.upload, "video", tmp_path / "large.gif")
             until(lambda: "…" in str(tab.of("people-note").get("value")))
-            return search, pids()
+            return search
 
-        search, children = begun(slow)
+        search = begun(slow)
         other.upload("video", clip[0])
         assert len(other.of("faces")["value"]) == 1
         assert not search.done()
         Opened(client, "tab").upload("video", another_clip)
         search.result()
         assert "another video" in slow.of("people-note")["value"]
-        until(lambda: children - pids())
+        until(children_are_idle)
         leaving = Opened(client, "leaving")
-        search, children = begun(leaving)
+        search = begun(leaving)
         leaving.leaves.set()
         with pytest.raises(ConnectionAbortedError):
             search.result()
-        until(lambda: children - pids())
+        until(children_are_idle)
 
 
 def test_before_shows_the_moments_of_the_result(
