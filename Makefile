@@ -67,6 +67,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_text.py
 
 quick: lint
 	$(PYTEST) -m "not slow and not integration" $(HEAVY:%=--ignore tests/%)

@@ -35,13 +35,13 @@ SHORTER = {"preview": "preview_s"}
 """Options whose fields have other names: with their units."""
 
 
-def did_you_mean(given: str, known: Iterable[str], show: Callable[[str], object] = str) -> str:
-    """The end of a message about the unknown name `given`: what `show` makes of the most similar
-    `known` one.
+def did_you_mean(typed: str, choices: Iterable[str], show: Callable[[str], object] = str) -> str:
+    """Returns the end of a message about the unknown name `typed`: what `show` makes of the most
+    similar of `choices`, or nothing where none is similar.
     """
     from difflib import get_close_matches
 
-    similar = get_close_matches(given, known, n=1, cutoff=_ALIKE)
+    similar = get_close_matches(typed, choices, n=1, cutoff=_ALIKE)
     if similar:
         return f"; did you mean {show(similar[0])}?"
     return ""
@@ -71,10 +71,10 @@ class LatentSyncError(Exception):
         """The option of which the message speaks, as a field: "low_memory"; None if it begins with
         none.
         """
-        found = _OPTION.match(str(self))
-        if found is None:
+        match = _OPTION.match(str(self))
+        if match is None:
             return None
-        name = found[1].replace("-", "_")
+        name = match[1].replace("-", "_")
         return SHORTER.get(name, name)
 
 

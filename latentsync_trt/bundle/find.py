@@ -56,10 +56,10 @@ def name_of(folder: Path) -> str:
 def describe(folder: Path) -> str:
     """ "1.6-512-fp16 (model 1.6, 512 px, fp16)", or that the bundle is damaged."""
     try:
-        known = facts(read_manifest(folder))
+        note = facts(read_manifest(folder))
     except BundleError:
-        known = "damaged"
-    return f"{name_of(folder)} ({known})"
+        note = "damaged"
+    return f"{name_of(folder)} ({note})"
 
 
 def describe_choice(folder: Path, why: str) -> str:
@@ -89,8 +89,8 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
     for folder in (path, checkpoints_folder() / path):
         if path_exists(folder / MANIFEST_NAME):
             return folder, "named"
-    known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
-    cure = f"there are {known}; `{setup_command()}` makes another"
+    names = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
+    cure = f"there are {names}; `{setup_command()}` makes another"
     raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; {cure}", usage=True)
 
 
@@ -106,11 +106,11 @@ def _default() -> tuple[Path, str]:
         gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; "
     else:
         gone = ""
-    found = (
+    others = (
         f"{len(exported)} exported bundles: "
         f"{', '.join(map(describe, exported))}; say which with `--bundle NAME`"
     )
-    cure = f"{found}, or choose one for all commands with `latentsync-trt setup --use NAME`"
+    cure = f"{others}, or choose one for all commands with `latentsync-trt setup --use NAME`"
     if not exported:
         cure = (
             f"no exported bundle; get one with `{setup_command()}`, "

@@ -234,9 +234,9 @@ def resolution_of(
         return own_px
     if wanted_px not in others_px:
         if len(others_px) > 1:
-            shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}"
+            offered = f"{others_px[0]} to {own_px} px in steps of {others_px.step}"
         else:
-            shown = f"{own_px} px"
+            offered = f"{own_px} px"
         sizes = (
             f"--resolution {max(wanted_px, own_px)} --min-resolution {min(wanted_px, others_px[0])}"
         )
@@ -244,7 +244,7 @@ def resolution_of(
         if manifest.model == DEMO_NAME:
             cure = "leave it out, or name another bundle with --bundle"
         raise InputError(
-            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; {cure}"
+            f"--resolution {wanted_px}: bundle {manifest.name} is made for {offered}; {cure}"
         )
     if runtime is not None and runtime.dynamic is False:
         raise InputError(
@@ -427,8 +427,8 @@ def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:
         MissingDependency: packages are not installed; the message contains the command that
             installs them.
     """
-    found = {package: distribution_version(package) for package in packages}
-    missing = [package for package, version in found.items() if version is None]
+    versions = {package: distribution_version(package) for package in packages}
+    missing = [package for package, version in versions.items() if version is None]
     if missing:
         raise MissingDependency(
             f"{', '.join(missing)}: not installed, or without "
@@ -436,5 +436,5 @@ def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:
         )
     # A source tree has no metadata, or that of another version.
     return {"latentsync-trt": __version__} | {
-        package: version for package, version in found.items() if version
+        package: version for package, version in versions.items() if version
     }

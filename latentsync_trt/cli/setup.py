@@ -25,7 +25,7 @@ from latentsync_trt.export.export_options import EXPORT_EXTRA, EXPORT_TOOLS
 from latentsync_trt.export.published import PublishedModel, check_downloads, download_files
 from latentsync_trt.export.setup_plan import (
     BUNDLE_BYTES,
-    Precision,
+    ExportPrecision,
     SetupState,
     SetupStep,
     check_cpu_memory,
@@ -40,7 +40,7 @@ from latentsync_trt.runtime.providers.table import CPU
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupRequest:
     model: PublishedModel = flags.command_field("1.6", "LatentSync's.")
-    precision: Precision | None = flags.command_field(
+    precision: ExportPrecision | None = flags.command_field(
         None, "[default: fp16 on a GPU, fp32 on the CPU]"
     )
     provider: str = flags.provider_option()

@@ -20,7 +20,7 @@ BUNDLE_BYTES = {"fp16": 3_200_000_000, "fp32": 6_400_000_000}
 EXPORT_MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
 """Memory that an export takes, by precision."""
 
-Precision = Literal["fp16", "fp32"]
+ExportPrecision = Literal["fp16", "fp32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SetupState:
 
 
 def find_setup_state(
-    model: PublishedModel, provider: str, precision: Precision | None
+    model: PublishedModel, provider: str, precision: ExportPrecision | None
 ) -> SetupState:
     """What is there already. Raises `ProviderUnavailable`."""
     selection = select_provider(provider)  # by what loads alone: the self-test comes later

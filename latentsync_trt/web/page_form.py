@@ -12,7 +12,7 @@ from latentsync_trt.web.inputs import ClipInputs, Updates
 from latentsync_trt.web.parts import html
 from latentsync_trt.web.uploads import Upload, copy_of, source_of
 
-_UPLOAD_FIELDS = {"video", "audio", *parts.FILES}
+_UPLOAD_FIELDS = {"video", "audio", *parts.FILE_FIELDS}
 """The fields whose values are paths of uploads."""
 
 

@@ -53,7 +53,7 @@ _LABELS = {
 }
 """Labels of options whose name says too little."""
 
-FILES = file_fields(SyncOptions).keys() - {"report"}
+FILE_FIELDS = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
@@ -88,7 +88,7 @@ def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         value = values.get(name)
         if value in (None, "", _control_default(name)):
             continue
-        if name in FILES:
+        if name in FILE_FIELDS:
             files[name] = value
         else:
             options[name] = value
@@ -110,7 +110,7 @@ def _control(field: Field[Any]) -> Any:
         "min_width": 200,
         "elem_id": f"option-{name}",
     }
-    if name in FILES:
+    if name in FILE_FIELDS:
         with gr.Column(min_width=200, elem_classes="file"):
             gr.Markdown(info, elem_classes="caption")
             return gr.File(height=110, **common)

@@ -68,13 +68,13 @@ def load_problem(library: str) -> str | None:
     loader's message.
     """
     try:
-        _load(library)
+        _load_library(library)
     except OSError as error:
         return str(error)
     return None
 
 
-def _load(library: str) -> ctypes.CDLL:
+def _load_library(library: str) -> ctypes.CDLL:
     # On Windows, search as onnxruntime does: $PATH, which Python skips, and the folder of a library
     # given by its path.
     search = _SEARCH_BESIDE_LIBRARY if Path(library).is_absolute() else 0
@@ -120,7 +120,7 @@ def tensorrt_version() -> str:
     """Returns the full version of the TensorRT that ONNX Runtime loads here, e.g. "10.14.1.48"."""
     preload()
     with contextlib.suppress(OSError, AttributeError):
-        library = _load(_tensorrt_file("nvinfer"))
+        library = _load_library(_tensorrt_file("nvinfer"))
         parts = [
             library.getInferLibMajorVersion(),
             library.getInferLibMinorVersion(),
@@ -136,7 +136,7 @@ def cuda_version() -> str:
     preload()
     number = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
-        _load(_cuda_file("cudart")).cudaRuntimeGetVersion(ctypes.byref(number))
+        _load_library(_cuda_file("cudart")).cudaRuntimeGetVersion(ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
     return UNKNOWN
 
@@ -145,7 +145,7 @@ def cudnn_version() -> str:
     """Returns the version of the cuDNN that loads here, e.g. "9.19.0"."""
     preload()
     with contextlib.suppress(OSError, AttributeError):
-        number = int(_load(_cuda_file("cudnn")).cudnnGetVersion())
+        number = int(_load_library(_cuda_file("cudnn")).cudnnGetVersion())
         return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
     return UNKNOWN
 
