@@ -147,7 +147,6 @@ def give_memory_back() -> None:
 def end_process(code: int) -> NoReturn:
     """Removes the temporary folders of this process and ends it at once; from any thread."""
     remove_all()
-    remove_all()  # of folders into which a thread has written meanwhile
     os._exit(code)
 
 

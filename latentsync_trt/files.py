@@ -95,6 +95,8 @@ def remove_all() -> None:
     for folder in list(_open_folders):
         if not (folder / KEPT_NAME).exists():
             shutil.rmtree(folder, ignore_errors=True)
+            # again, where a thread has written into it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_of_links(path: Path) -> Path:
