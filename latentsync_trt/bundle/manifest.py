@@ -53,22 +53,13 @@ STEP_GRAPHS = (FULL_STEP, CACHED_STEP, *UNGUIDED_GRAPHS)
 REQUIRED_GRAPHS = (AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 
 HIDDEN = "hidden"
-STEP_INPUTS = (
-    "latents",
-    "conditioning",
-    "audio",
-    "timestep",
-    "guidance",
-    "history",
-    "coefficients",
-)
 STEP_OUTPUTS = ("next_latents", "next_history")
 """`hidden` is one more output of full steps, and one more input of cached steps."""
 
 PIXELS_PER_LATENT = 8
+"""Along each axis."""
 HEADS = 8
 """Attention heads at every level of the U-Net."""
-"""Along each axis."""
 
 _MOST_BYTES = 1_000_000  # of a manifest; the built-in one has 12,403
 
