@@ -168,7 +168,7 @@ B = 1
 
 
 @pytest.mark.parametrize(
-    ("speaks", "shots_s", "speech_s", "expected", "nobody_s"),
+    ("speaks", "shots_s", "speech_s", "expected", "unassigned_s"),
     [
         # change in a pause
         ([(A, 0, 3), (B, 3.2, 6)], [0], [(0, 2.8), (3, 6)], {A: [(0, 3)], B: [(2.8, 6.2)]}, []),
@@ -185,7 +185,7 @@ def test_whose_the_speech_of_a_dub_is(
     shots_s: list[float],
     speech_s: list[tuple[float, float]],
     expected: dict[int, list[tuple[float, float]]],
-    nobody_s: list[tuple[float, float]],
+    unassigned_s: list[tuple[float, float]],
 ) -> None:
     dubbed = dubbed_turns(
         [Turn(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s
@@ -198,7 +198,7 @@ def test_whose_the_speech_of_a_dub_is(
         person: [pytest.approx(times, abs=0.041) for times in spans]
         for person, spans in expected.items()
     }
-    assert list(dubbed.nobody_s) == [pytest.approx(times, abs=0.041) for times in nobody_s]
+    assert list(dubbed.unassigned_s) == [pytest.approx(times, abs=0.041) for times in unassigned_s]
 
 
 def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def _print_plan(state: SetupState, steps: Sequence[SetupStep]) -> None:
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
+        raise InputError("setup: no one is there to ask; add --yes to download and export as shown")
     click.confirm("Go on?", default=True, abort=True, err=True)
 
 

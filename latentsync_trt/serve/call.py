@@ -236,7 +236,7 @@ class Microphone:
             self._session.end()
 
     def _judge(self) -> None:
-        """Finds out whether somebody speaks, and for how long nobody has."""
+        """Finds out whether someone speaks, and for how long no one has."""
         count = self._unjudged.size // STEP
         if not count:
             return

@@ -26,7 +26,7 @@ IntArray = NDArray[np.int64]
 _FARTHEST_S = 0.6
 """A dub is spoken at most so much earlier or later than the source."""
 
-_NOBODY = -1
+_NO_ONE = -1
 """Takes the place of a person's number where no one speaks."""
 
 
@@ -36,8 +36,8 @@ class DubbedTurns:
 
     turns: dict[int, SpeakerTurns]
     """When each person is painted, by number."""
-    nobody_s: tuple[tuple[Fraction, Fraction], ...]
-    """When no one is, although there is speech."""
+    unassigned_s: tuple[tuple[Fraction, Fraction], ...]
+    """When there is speech that is assigned to no one."""
 
 
 def assign_speech(
@@ -68,11 +68,11 @@ def assign_speech(
             f"{inputs.video}: shows {len(tracks.people)} people, and none is seen to speak; name "
             "one with --face index:N or --speaker N=FILE (latentsync-trt faces)"
         )
-    if dubbed.nobody_s:
-        lasts_s = float(sum(end_s - start_s for start_s, end_s in dubbed.nobody_s))
-        first_s = float(dubbed.nobody_s[0][0])
+    if dubbed.unassigned_s:
+        lasts_s = float(sum(end_s - start_s for start_s, end_s in dubbed.unassigned_s))
+        first_s = float(dubbed.unassigned_s[0][0])
         notices.add(
-            f"nobody is painted in {lasts_s:.1f} s of the speech, from {first_s:.1f} s on: the "
+            f"no one is painted in {lasts_s:.1f} s of the speech, from {first_s:.1f} s on: the "
             "source does not show who speaks there; to change that, give --faces with edited tracks"
         )
     sound = replace(
@@ -133,13 +133,13 @@ def dubbed_turns(
     shown_s = shown_at(times_s)
     shots = np.searchsorted(np.asarray(shots_s), shown_s)
     spoken = within(times_s, speech_s)
-    owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NOBODY)
+    owners = np.where(spoken, _owners(speaks, shots_s, shown_s, shots), _NO_ONE)
     _begin_in_pauses(owners, shots, spoken)
     turns = dict[int, SpeakerTurns]()
-    for person in sorted(set(owners.tolist()) - {_NOBODY}):
+    for person in sorted(set(owners.tolist()) - {_NO_ONE}):
         painted = _with_silence_around(owners == person, ~spoken, shots)
         turns[person] = SpeakerTurns(tuple(_spans_s(painted)))
-    return DubbedTurns(turns, tuple(_spans_s(spoken & (owners == _NOBODY))))
+    return DubbedTurns(turns, tuple(_spans_s(spoken & (owners == _NO_ONE))))
 
 
 def _spans_s(frames: BoolArray) -> Iterator[tuple[Fraction, Fraction]]:
@@ -157,7 +157,7 @@ def _owners(
     """Returns who would speak at each of `shown_s (n,)` of the source, in `shots (n,)`, by
     number.
     """
-    owners = np.full(len(shown_s), _NOBODY)
+    owners = np.full(len(shown_s), _NO_ONE)
     for number, (start_s, end_s) in enumerate(pairwise((*shots_s, np.inf)), start=1):
         in_shot = [one for one in speaks if one.start_s < end_s and start_s < one.end_s]
         is_shown = shots == number
@@ -176,8 +176,8 @@ def _nearest_speakers(speaks: Sequence[Turn], times_s: Float64Array) -> IntArray
     apart_s = np.maximum(np.maximum(starts_s - columns_s, columns_s - ends_s), 0)
     last = (starts_s <= columns_s).sum(axis=1) - 1  # −1 before the first
     is_near = apart_s.min(axis=1) <= _FARTHEST_S
-    people = [_NOBODY if one.person is None else one.person for one in speaks]
-    return np.array([*people, _NOBODY])[np.where(is_near, apart_s.argmin(axis=1), last)]
+    people = [_NO_ONE if one.person is None else one.person for one in speaks]
+    return np.array([*people, _NO_ONE])[np.where(is_near, apart_s.argmin(axis=1), last)]
 
 
 def _begin_in_pauses(owners: IntArray, shots: IntArray, spoken: BoolArray) -> None:

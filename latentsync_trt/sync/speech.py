@@ -126,7 +126,7 @@ def _segments_plan(segments: AudioSegments, find: "Callable[[], Speech]") -> Pla
 class _Reader:
     """Reads a recording from its beginning as often as `blocks` is called.
 
-    `speech`: where nobody speaks, the recording becomes silent; None leaves it as it is.
+    `speech`: where no one speaks, the recording becomes silent; None leaves it as it is.
     """
 
     def __init__(
