@@ -141,6 +141,14 @@ def path_exists(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def is_same_file(first: Path, second: Path) -> bool:
+    """Returns whether two paths lead to one file; False also where one of them leads to none."""
+    try:
+        return first.samefile(second)
+    except (OSError, ValueError):
+        return False
+
+
 def nearest_existing(folder: Path) -> Path:
     """Returns `folder`, or the nearest one above it that exists."""
     return next(place for place in (folder, *folder.absolute().parents) if path_exists(place))

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
-from av import VideoFormat, VideoFrame
+from av import VideoCodecContext, VideoFormat, VideoFrame
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
@@ -16,13 +16,13 @@ from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, blend_
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, SampleArray, YuvPlanes
 
-COLOR_RANGES = {
+_COLOR_RANGES = {
     None: int(ColorRange.UNSPECIFIED),
     False: int(ColorRange.MPEG),
     True: int(ColorRange.JPEG),
 }
 """FFmpeg's number for each value of `ColorTags.full_range`."""
-_FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
+_FULL_RANGE = {number: full_range for full_range, number in _COLOR_RANGES.items()}
 
 # By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
 _EXACT_SMOOTH = (
@@ -211,8 +211,8 @@ def convert_format(
         interpolation=_EXACT_SMOOTH,
         src_colorspace=coding.swscale_matrix or None,
         dst_colorspace=target.swscale_matrix or None,
-        src_color_range=COLOR_RANGES[coding.full_range],
-        dst_color_range=COLOR_RANGES[target.full_range],
+        src_color_range=_COLOR_RANGES[coding.full_range],
+        dst_color_range=_COLOR_RANGES[target.full_range],
         threads=1,
     )
 
@@ -239,6 +239,14 @@ def _color_tags(frame: VideoFrame) -> ColorTags:
     if frame.format.name.startswith("yuvj") or (is_gray and full_range is None):
         full_range = True
     return ColorTags(int(frame.color_primaries), int(frame.color_trc), matrix, full_range)
+
+
+def tag_color(target: VideoFrame | VideoCodecContext, color: ColorTags) -> None:
+    """Gives a picture, or an encoder that is not open yet, these tags of color."""
+    target.color_primaries = color.primaries
+    target.color_trc = color.transfer
+    target.colorspace = color.matrix
+    target.color_range = _COLOR_RANGES[color.full_range]
 
 
 def pixel_format_of(planes: YuvPlanes) -> str:

@@ -16,7 +16,7 @@ from av.codec.context import Flags as CodecFlags
 from av.container import OutputContainer
 
 from latentsync_trt.config import MODEL_FPS, Codec
-from latentsync_trt.media.conversion import COLOR_RANGES
+from latentsync_trt.media.conversion import tag_color
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.types import ColorTags, VideoInfo
 
@@ -240,11 +240,7 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
     context.thread_count = _ENCODER_THREADS
     if encoder.ffmpeg == "libx264":  # by default slices: of 16 threads, 2 % larger files
         context.thread_type = "FRAME"
-    color = encoder.color
-    context.color_primaries = color.primaries
-    context.color_trc = color.transfer
-    context.colorspace = color.matrix
-    context.color_range = COLOR_RANGES[color.full_range]
+    tag_color(context, encoder.color)
     context.field_order = _FIELD_ORDERS[encoder.top_field_first]
     if encoder.top_field_first is not None and encoder.ffmpeg in _INTERLACED:
         context.flags |= CodecFlags.interlaced_dct

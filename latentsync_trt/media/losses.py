@@ -20,6 +20,7 @@ from latentsync_trt.media.other_streams import (
     track_tags,
 )
 from latentsync_trt.media.tags import is_mark
+from latentsync_trt.media.timing import stamp_packet
 
 _LONG_S = Fraction(10**6)
 """Longer than any clip."""
@@ -82,10 +83,10 @@ def _lost_tags(contents: Contents) -> Iterator[str]:
     trial = _write_trial_file(contents)
     with av.open(trial.content) as written:
         names = {name.lower() for name in written.metadata}
-        lost = [name for name in trial.tags if name.lower() not in names and not is_mark(name)]
-        if lost:
+        lost_tags = [name for name in trial.tags if name.lower() not in names and not is_mark(name)]
+        if lost_tags:
             cure = "" if suffix == ".mkv" else "; .mkv can"
-            yield f"{suffix} cannot hold these tags: {', '.join(lost)}{cure}"
+            yield f"{suffix} cannot hold these tags: {', '.join(lost_tags)}{cure}"
         # chapters have a track behind them
         for (name, track), stream in zip(trial.tracks.items(), written.streams, strict=False):
             kept = track_tags(stream)
@@ -106,10 +107,7 @@ def _write_trial_file(contents: Contents) -> _TrialFile:
     with output, open_others(contents, output, _LONG_S):
         tracks = {f"{each.type} track {each.index}": track_tags(each) for each in output.streams}
         packet = Packet(b"\0")  # Matroska is no file without one
-        packet.stream = picture
-        packet.pts = 0
-        packet.dts = 0
-        packet.time_base = Fraction(1, MODEL_FPS)
+        stamp_packet(packet, picture, 0, MODEL_FPS)
         output.mux(packet)
     file.seek(0)
     return _TrialFile(file, tags, tracks)

@@ -18,9 +18,9 @@ from latentsync_trt.media.contents import Contents
 from latentsync_trt.media.decoding import is_tile
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_input, reading
 from latentsync_trt.media.playback import video_stream
-from latentsync_trt.media.reader import is_same_file
 from latentsync_trt.media.soundtrack import COPIED_CODECS, copied_sound
-from latentsync_trt.media.timing import nearest
+from latentsync_trt.media.timing import nearest, stamp_packet
+from latentsync_trt.paths import is_same_file
 
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
 """What a container takes besides `COPIED_CODECS`, although fewer players do."""
@@ -219,9 +219,6 @@ def _placed_subtitles(
         if contents.suffix != ".mkv":  # MP4 times each one by the lengths of those before
             start = max(start, last + 1)
         last = start
-        packet.pts = start
-        packet.dts = start
         packet.duration = max(nearest(stop_s, _STAMPS_PER_S) - start, 0)
-        packet.stream = copy
-        packet.time_base = Fraction(1, _STAMPS_PER_S)
+        stamp_packet(packet, copy, start, _STAMPS_PER_S)
         yield Fraction(start, _STAMPS_PER_S), packet

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.media.reader import is_same_file
-from latentsync_trt.paths import check_file_to_write, check_free
+from latentsync_trt.paths import check_file_to_write, check_free, is_same_file
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 

@@ -28,7 +28,7 @@ from latentsync_trt.media.color import (
     interleaved_codes,
     planes_from_rgb,
 )
-from latentsync_trt.media.conversion import COLOR_RANGES, convert_format, frame_from_planes
+from latentsync_trt.media.conversion import convert_format, frame_from_planes, tag_color
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.hdr import hdr_curve
@@ -239,10 +239,7 @@ class PictureMaker:
             picture = convert_format(
                 self._reformatter, picture, encoder.pixel_format, coding, target
             )
-        picture.color_primaries = color.primaries
-        picture.color_trc = color.transfer
-        picture.colorspace = color.matrix
-        picture.color_range = COLOR_RANGES[color.full_range]
+        tag_color(picture, color)
         return picture
 
 

@@ -45,6 +45,7 @@ from latentsync_trt.media.timing import (
     stated_end_s,
     time_base_of,
 )
+from latentsync_trt.paths import is_same_file
 from latentsync_trt.types import Frame, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
@@ -221,10 +222,3 @@ def _first_picture_s(path: Path) -> Fraction | None:
             if stream.start_time is not None and stream.time_base is not None:
                 stamps_s.append(stream.start_time * stream.time_base)
     return min(stamps_s, default=None)
-
-
-def is_same_file(video: Path, audio: Path) -> bool:
-    try:
-        return video.samefile(audio)
-    except (OSError, ValueError):  # the reader says which one is missing, or is no path
-        return False

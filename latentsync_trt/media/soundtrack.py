@@ -27,7 +27,7 @@ from latentsync_trt.media.audio import (
 from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
 from latentsync_trt.media.mixer import Mixer, standard_layout, usual_layout
 from latentsync_trt.media.sound_pieces import SoundPiece, mix_tracks, place_piece
-from latentsync_trt.media.timing import clock_of, nearest
+from latentsync_trt.media.timing import clock_of, nearest, stamp_packet
 from latentsync_trt.types import Float32Array
 
 _EVERYWHERE = ("aac", "mp3", "ac3", "eac3", "alac")
@@ -285,11 +285,8 @@ def copied_sound(
         if least_stamp is not None:
             stamp = max(stamp, least_stamp)
         least_stamp = stamp + 1
-        packet.pts = stamp
-        packet.dts = stamp
         packet.duration = nearest(duration_s, rate_hz)
-        packet.stream = copy
-        packet.time_base = Fraction(1, rate_hz)
+        stamp_packet(packet, copy, stamp, rate_hz)
         yield time_s, packet
 
 

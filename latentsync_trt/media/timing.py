@@ -12,10 +12,10 @@ from fractions import Fraction
 from itertools import chain, islice, pairwise
 from math import lcm
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import av
-from av import AudioFrame, VideoFrame, VideoStream
+from av import AudioFrame, Packet, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.format import Flags
 from av.stream import Discard, Stream
@@ -90,6 +90,16 @@ def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
     above = time_s.numerator * per_s.numerator
     below = time_s.denominator * per_s.denominator
     return (2 * above + below) // (2 * below)
+
+
+def stamp_packet(packet: "Packet[Any]", stream: Stream, stamp: int, per_s: int) -> None:
+    """Makes a packet one of `stream`, shown and decoded at `stamp` units, of which `per_s` are a
+    second.
+    """
+    packet.stream = stream
+    packet.pts = stamp
+    packet.dts = stamp
+    packet.time_base = Fraction(1, per_s)
 
 
 def stamp_of(frame: AudioFrame | VideoFrame) -> Fraction | None:

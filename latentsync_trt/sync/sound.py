@@ -16,10 +16,10 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.files import check_file, open_input
-from latentsync_trt.media.reader import Delays, delays_of, is_same_file
+from latentsync_trt.media.reader import Delays, delays_of
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.option_fields import FaceChoice, parse_face
-from latentsync_trt.paths import local_path
+from latentsync_trt.paths import is_same_file, local_path
 from latentsync_trt.sync.turns import SpeakerTurns, read_turns
 
 
