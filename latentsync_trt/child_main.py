@@ -19,7 +19,7 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.files import remove_all
+from latentsync_trt.files import making_folders, remove_all
 
 OnProgress = Callable[[Any], None]
 Handler = Callable[[Any, OnProgress], Any]
@@ -146,8 +146,9 @@ def give_memory_back() -> None:
 
 def end_process(code: int) -> NoReturn:
     """Removes the temporary folders of this process and ends it at once; from any thread."""
-    remove_all()
-    os._exit(code)
+    with making_folders:
+        remove_all()
+        os._exit(code)
 
 
 def _inherited(handle: int) -> "connection.Connection[Any, Any]":

@@ -22,6 +22,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -54,6 +55,12 @@ _TEMPORARY = re.compile(rf"{re.escape(PREFIX)}{_MACHINE}-(\d+)-[0-9a-f]{{8}}")
 
 _open_folders: set[Path] = set()
 """Temporary and work folders of this process."""
+making_folders = threading.RLock()
+"""Held while one of them is made. Who removes them all and then ends the process holds it until the
+end, so that no thread makes another.
+"""
+_REMOVALS = 10
+"""How often a folder is removed into which a thread may be writing."""
 
 
 @contextmanager
@@ -64,8 +71,9 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
     remove_leftovers(parent)
     folder = parent / f"{PREFIX}{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir(_MODE)
-    _open_folders.add(folder)
+    with making_folders:
+        folder.mkdir(_MODE)
+        _open_folders.add(folder)
     try:
         yield folder
     except BaseException as error:
@@ -93,10 +101,10 @@ def remove_leftovers(parent: Path) -> None:
 def remove_all() -> None:
     """Removes the folders of this process, which ends without leaving their blocks. Thread-safe."""
     for folder in list(_open_folders):
-        if not (folder / KEPT_NAME).exists():
+        removals = 0
+        while removals < _REMOVALS and folder.exists() and not (folder / KEPT_NAME).exists():
             shutil.rmtree(folder, ignore_errors=True)
-            # again, where a thread has written into it meanwhile
-            shutil.rmtree(folder, ignore_errors=True)
+            removals += 1
 
 
 def end_of_links(path: Path) -> Path:
@@ -134,18 +142,19 @@ def work_folder(output: Path) -> Iterator[Path]:
     """
     folder = work_folder_of(output)
     remove_leftovers(folder.parent)
-    folder.mkdir(_MODE, exist_ok=True)
     # Freed by the system where a process is killed.
     lock = FileLock(folder / ".in-use", timeout=0, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise OSError(
-            errno.EBUSY, "another run is writing it; wait for it, or choose another name"
-        ) from None
-    except (OSError, NotImplementedError):
-        pass  # a disk without locks
-    _open_folders.add(folder)
+    with making_folders:
+        folder.mkdir(_MODE, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise OSError(
+                errno.EBUSY, "another run is writing it; wait for it, or choose another name"
+            ) from None
+        except (OSError, NotImplementedError):
+            pass  # a disk without locks
+        _open_folders.add(folder)
     try:
         yield folder
     except BaseException as error:

@@ -148,6 +148,37 @@ def test_finished_parts_stay_whoever_ends(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("make", ["work_folder", "temporary_folder"])
+def test_a_folder_that_is_being_made_goes_with_its_process(tmp_path: Path, make: str) -> None:
+    """A child is asked to end while a thread is between making a folder and noting that."""
+    code = f"""
+import sys, threading, time
+from pathlib import Path
+from latentsync_trt.child_main import end_process
+from latentsync_trt.files import temporary_folder, work_folder
+
+is_made = threading.Event()
+mkdir = Path.mkdir
+
+def make_slowly(*arguments, **more):
+    mkdir(*arguments, **more)
+    is_made.set()
+    time.sleep(0.5)
+
+def write():
+    with {make}(Path(sys.argv[1])):
+        time.sleep(60)
+
+Path.mkdir = make_slowly
+threading.Thread(target=write, daemon=True).start()
+is_made.wait()
+end_process(3)
+"""
+    place = tmp_path / "out.mp4" if make == "work_folder" else tmp_path
+    assert subprocess.run([sys.executable, "-c", code, str(place)]).returncode == 3
+    assert names(tmp_path) == []
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     with whole_file(path) as part:
