@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
+from latentsync_trt.compositing.blend import Blend
 from latentsync_trt.compositing.paste import paste, resize_antialiased
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import (
@@ -88,7 +89,8 @@ def test_paste_matches_the_release(recorded, frames, resolution):
     last_frame = frames[33]
     upright = recorded[f"paste{resolution}_face"].astype(np.float32) * 127.5 + 127.5
     matrix = recorded[f"matrices{resolution}"][33].astype(np.float64)
-    found = applied(last_frame, paste(last_frame, upright, matrix))
+    all_of_it = np.ones(upright.shape[:2], np.float32)
+    found = applied(last_frame, paste(last_frame, upright, matrix, all_of_it, Blend()))
     top, bottom, left, right = recorded[f"paste{resolution}_box"]
     apart = found[top:bottom, left:right].astype(np.float64) - recorded[f"paste{resolution}_result"]
     assert 10 * np.log10(255**2 / (apart**2).mean()) >= LEAST_PSNR_DB

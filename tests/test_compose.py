@@ -40,6 +40,11 @@ OUTSIDE = (set[int](), None)
         pytest.param([OUTSIDE, *[ONE] * 7, OUTSIDE], ["012343210"], id="where no shot is known"),
         pytest.param([NO_FACE, *[({0}, 1)] * 5, (set(), 2)], ["0444440"], id="not at a cut"),
         pytest.param(
+            [*[ONE] * 5, ({0}, 1), *[(set(), 1)] * 5],
+            ["44444100000"],
+            id="not before a cut, after which the face is lost",
+        ),
+        pytest.param(
             [*[ONE] * 2, *[BOTH] * 6, *[OTHER] * 2],
             ["4444432100", "0012344444"],
             id="each for itself",
@@ -122,7 +127,7 @@ def test_one_that_cannot_be_used_is_named(installed, name, message):
     ("result", "message"),
     [
         (np.zeros((64, 128, 3), np.float32), r"returned float32 \(64, 128"),
-        (np.full((64, 64, 3), np.nan, np.float32), "returned float32, NaN or infinity"),
+        (np.full((64, 64, 3), np.nan, np.float32), "returned NaN or infinity"),
     ],
     ids=["stretched", "NaN"],
 )

@@ -51,38 +51,35 @@ class Blend:
     """An affine change of RGB levels, `(3, 4)`; None leaves the colors as they were painted."""
 
 
-PLAIN_BLEND = Blend()
-"""Shows all that the mask lets through, in the colors that were painted."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class InspectedFace:
-    """What one frame alone tells about its painted face."""
+    """What one frame tells about its painted face, or what several tell in the mean."""
 
     to_frame: Float64Array
     """Shape `(2, 3)`: pixels of the view of the head → frame pixels."""
-    source_outline: Float32Array | None
-    """Outline `(36, 2)` of the frame's face in the view; None where FaceMesh finds no face."""
-    painted_outline: Float32Array | None
-    """The same of the painted face."""
-    painted_mesh: Float32Array | None
-    """FaceMesh's points of the painted face, float32 `(468, 2)` in frame pixels; None without a
-    face.
+    source_mesh: Float32Array | None
+    """FaceMesh's points of the frame's face, float32 `(468, 2)` in pixels of the view; None where
+    it finds no face.
     """
-    limits: tuple[Float32Array, ...]
-    """See `Blend`."""
+    painted_mesh: Float32Array | None
+    """The same of the painted face."""
     color: Float32Array | None
     """See `match_color`."""
 
+    @property
+    def painted_mesh_in_frame(self) -> Float32Array | None:
+        """The points of the painted face in frame pixels."""
+        if self.painted_mesh is None:
+            return None
+        return transformed(self.painted_mesh, self.to_frame)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _RunningMeans:
-    """Means over the frames of a track until `time_s`; None where no frame had a value."""
+class _Track:
+    """The frames of a track until `time_s`."""
 
     time_s: Fraction
-    source_outline: Float32Array | None
-    painted_outline: Float32Array | None
-    color: Float32Array | None
+    mean: InspectedFace
 
 
 class FaceBlender:
@@ -98,32 +95,22 @@ class FaceBlender:
     def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
         self._mesher = mesher
         self._pastes_mask = paste == "mask"
-        self._tracks: dict[int, _RunningMeans] = {}
+        self._tracks: dict[int, _Track] = {}
 
     def inspect_face(
         self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face
     ) -> InspectedFace:
         """Returns what `blend` needs of the frame; more than half of the work."""
         view = view_head(picture, face, painted)
-        to_frame = inverse(view.from_frame)
         around = transformed_face(tracked, view.from_frame)
         painted_mesh = self._mesher.mesh(view.painted, around)
         source_mesh = around.landmarks
         if source_mesh is None or source_mesh.shape != (POINTS, 2):
             source_mesh = self._mesher.mesh(view.source, around)
-
-        source_outline = _oval(source_mesh)
-        painted_outline = _oval(painted_mesh)
-        limits = self._to_paste(source_outline, painted_outline, to_frame)
         color = None
-        mesh_in_frame = None
-        if painted_mesh is not None:
-            mesh_in_frame = transformed(painted_mesh, to_frame)
-            if source_mesh is not None:
-                color = match_color(view, source_mesh, painted_mesh)
-        return InspectedFace(
-            to_frame, source_outline, painted_outline, mesh_in_frame, limits, color
-        )
+        if source_mesh is not None and painted_mesh is not None:
+            color = match_color(view, source_mesh, painted_mesh)
+        return InspectedFace(inverse(view.from_frame), source_mesh, painted_mesh, color)
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
@@ -133,44 +120,40 @@ class FaceBlender:
         """Adds the frame at `time_s`, not before the last one, to the running means of its track,
         and returns these for the frame. Without an outline of the source, the mask alone decides.
         """
-        self._tracks = {
-            key: means for key, means in self._tracks.items() if time_s - means.time_s <= _MEMORY_S
-        }
-        source_outline = inspected.source_outline
-        painted_outline = inspected.painted_outline
-        color = inspected.color
         before = self._tracks.get(track_id)
-        if before is not None:
-            passed_s = float(time_s - before.time_s)
-            kept = 0.5 ** (passed_s / _OUTLINE_HALF_LIFE_S)
-            source_outline = _mean_over_track(before.source_outline, source_outline, kept)
-            painted_outline = _mean_over_track(before.painted_outline, painted_outline, kept)
-            color = _mean_over_track(before.color, color, 0.5 ** (passed_s / _COLOR_HALF_LIFE_S))
-        self._tracks[track_id] = _RunningMeans(time_s, source_outline, painted_outline, color)
-        outlines = self._to_paste(source_outline, painted_outline, inspected.to_frame)
-        return Blend(outlines, inspected.limits, color)
+        mean = inspected
+        if before is not None and time_s - before.time_s <= _MEMORY_S:
+            mean = _running_mean(before.mean, inspected, float(time_s - before.time_s))
+        self._tracks[track_id] = _Track(time_s, mean)
+        return Blend(self._to_paste(mean), self._to_paste(inspected), mean.color)
 
-    def _to_paste(
-        self, source: Float32Array | None, painted: Float32Array | None, to_frame: Float64Array
-    ) -> tuple[Float32Array, ...]:
-        """Returns the shapes to paste, in frame pixels, for two outlines in the view."""
-        if self._pastes_mask or source is None:
+    def _to_paste(self, face: InspectedFace) -> tuple[Float32Array, ...]:
+        """Returns the shapes to paste, in frame pixels."""
+        if self._pastes_mask or face.source_mesh is None:
             return ()
-        if painted is None:
-            painted = source
+        source = face.source_mesh[OVAL]
+        painted = source
+        if face.painted_mesh is not None:
+            painted = face.painted_mesh[OVAL]
         covering = cover_chin(source, painted, _REACH_PX)
-        return transformed(covering, to_frame), transformed(painted, to_frame)
+        return transformed(covering, face.to_frame), transformed(painted, face.to_frame)
 
 
-def _oval(mesh: Float32Array | None) -> Float32Array | None:
-    return None if mesh is None else mesh[OVAL]
+def _running_mean(old: InspectedFace, new: InspectedFace, passed_s: float) -> InspectedFace:
+    """Returns a mean in which the old one counts the less, the more time has passed."""
+    of_outline = 0.5 ** (passed_s / _OUTLINE_HALF_LIFE_S)
+    return InspectedFace(
+        new.to_frame,
+        _weighted(old.source_mesh, new.source_mesh, of_outline),
+        _weighted(old.painted_mesh, new.painted_mesh, of_outline),
+        _weighted(old.color, new.color, 0.5 ** (passed_s / _COLOR_HALF_LIFE_S)),
+    )
 
 
-def _mean_over_track(
-    old: Float32Array | None, new: Float32Array | None, kept: float
+def _weighted(
+    old: Float32Array | None, new: Float32Array | None, old_weight: float
 ) -> Float32Array | None:
-    if old is None:
-        return new
-    if new is None:
-        return old
-    return np.asarray(new + kept * (old - new), np.float32)
+    """Returns the mean of what is there."""
+    if old is None or new is None:
+        return old if new is None else new
+    return np.asarray(new + old_weight * (old - new), np.float32)

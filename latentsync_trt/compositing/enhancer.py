@@ -60,14 +60,12 @@ def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
     """
     levels = np.asarray(painted / _FULL_LEVEL, np.float32)
     result = np.asarray(enhancer.enhance(levels))
-    is_finite = result.dtype.kind == "f" and bool(np.isfinite(result).all())
-    is_square = result.shape == (*result.shape[:1] * 2, 3)
-    if is_finite and is_square and len(result) >= len(painted):
-        return np.rint(np.clip(result, 0, 1) * _FULL_LEVEL).astype(np.uint16)
-    if is_finite:
-        kind = f"{result.dtype} {result.shape}"
-    else:
-        kind = f"{result.dtype}, NaN or infinity"
+    is_square = result.shape == (*result.shape[:1] * 2, 3) and len(result) >= len(painted)
+    kind = f"{result.dtype} {result.shape}"
+    if is_square and result.dtype.kind == "f":
+        if np.isfinite(result).all():
+            return np.rint(np.clip(result, 0, 1) * _FULL_LEVEL).astype(np.uint16)
+        kind = "NaN or infinity"
     raise InputError(
         f"enhancer {type(enhancer).__name__}: enhance returned {kind}; it must return "
         f"a float32 array (n, n, 3) in [0, 1], n at least {len(painted)}"

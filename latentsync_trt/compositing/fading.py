@@ -39,90 +39,80 @@ class _Fade:
     last_s: Fraction
     """The last frame in which the person is painted."""
     lost_s: Fraction | None = None
-    """The first frame in which the person is not painted any more."""
+    """The first frame in which the person is not painted any more; None = nothing fades out."""
+
+    def opacity(self, time_s: Fraction) -> Fraction:
+        """Returns how much of the face shows in a frame in which it is painted."""
+        opacity = Fraction(1)
+        if self.begins_s is not None:
+            opacity = min(opacity, (time_s - self.begins_s) / _FADE_S)
+        if self.lost_s is not None:
+            opacity = min(opacity, (self.lost_s - time_s) / _FADE_S)
+        return opacity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeldFrame(Generic[T]):
     item: T
     time_s: Fraction
-    opacities: Opacities
+    fades: dict[int, _Fade]
+    """By the numbers of the people who are painted."""
+
+    def opacities(self) -> Opacities:
+        return {person: fade.opacity(self.time_s) for person, fade in self.fades.items()}
 
 
 def faded(
     items: Generator[T, None, None], painted_in: Callable[[T], PaintedPeople]
 ) -> Generator[tuple[T, Opacities], None, None]:
     """Yields every item, one for each frame, in order with the opacities of its faces; holds back
-    the items of `FADE_HELD_S`.
+    the items of `FADE_HELD_S`, whose opacities may still change.
 
     At cuts, and at both ends of the clip, nothing fades; nor around a loss that is over within the
     time of a fade, as in a flash.
     """
-    frames = _FadedFrames[T]()
+    fades = _Fades()
+    held_frames: deque[_HeldFrame[T]] = deque()
     with closing(items):
         for item in items:
-            painted = painted_in(item)
-            frames.add(item, painted)
-            yield from frames.until(painted.time_s - FADE_HELD_S)
-    yield from frames.end()
+            frame = painted_in(item)
+            held_frames.append(_HeldFrame(item, frame.time_s, fades.add(frame)))
+            while held_frames[0].time_s <= frame.time_s - FADE_HELD_S:
+                held = held_frames.popleft()
+                yield held.item, held.opacities()
+    for held in held_frames:
+        yield held.item, held.opacities()
 
 
-class _FadedFrames(Generic[T]):
-    """Frames whose opacities may still change."""
+class _Fades:
+    """How the people of a shot fade."""
 
     def __init__(self) -> None:
-        self._held: deque[_HeldFrame[T]] = deque()
-        self._fades: dict[int, _Fade] = {}
-        self._before_s: Fraction | None = None
-        self._shot: int | None = None
+        self._open: dict[int, _Fade] = {}
+        self._before: PaintedPeople | None = None
 
-    def add(self, item: T, painted: PaintedPeople) -> None:
-        """Adds the next frame, and lowers the opacities of those before in which a person who is
-        lost now fades out.
-        """
-        time_s = painted.time_s
-        if None not in (self._shot, painted.shot) and self._shot != painted.shot:
-            self._fades = {}
-            self._before_s = None
-        for person in self._fades.keys() - painted.people:
-            fade = self._fades[person]
+    def add(self, frame: PaintedPeople) -> dict[int, _Fade]:
+        """Returns the fades of the people in the next frame, and ends those of others."""
+        time_s = frame.time_s
+        begins_s = None
+        if self._before is not None:
+            if None in (self._before.shot, frame.shot) or self._before.shot == frame.shot:
+                begins_s = self._before.time_s
+            else:
+                self._cut()
+        for person in self._open.keys() - frame.people:
+            fade = self._open[person]
             fade.lost_s = fade.lost_s or time_s
-            if painted.shot is None or time_s - fade.last_s >= _FADE_S:
-                self._fade_out(person)
-        opacities = {}
-        for person in painted.people:
-            fade = self._fades.setdefault(person, _Fade(self._before_s, time_s))
+            if frame.shot is None or time_s - fade.last_s >= _FADE_S:
+                del self._open[person]
+        for person in frame.people:
+            fade = self._open.setdefault(person, _Fade(begins_s, time_s))
             fade.last_s = time_s
             fade.lost_s = None
-            opacities[person] = _opacity(fade.begins_s, time_s)
-        self._held.append(_HeldFrame(item, time_s, opacities))
-        self._before_s = time_s
-        self._shot = painted.shot
+        self._before = frame
+        return {person: self._open[person] for person in frame.people}
 
-    def until(self, time_s: Fraction) -> Generator[tuple[T, Opacities], None, None]:
-        """Yields the frames that are not later."""
-        while self._held and self._held[0].time_s <= time_s:
-            held = self._held.popleft()
-            yield held.item, held.opacities
-
-    def end(self) -> Generator[tuple[T, Opacities], None, None]:
-        """Yields the frames that are left at the end of the clip."""
-        for person in list(self._fades):
-            self._fade_out(person)
-        for held in self._held:
-            yield held.item, held.opacities
-
-    def _fade_out(self, person: int) -> None:
-        """Lowers the opacity of a person who was lost, in the frames that wait."""
-        lost_s = self._fades.pop(person).lost_s
-        for held in self._held:
-            if lost_s is not None and person in held.opacities:
-                opacity = _opacity(held.time_s, lost_s)
-                held.opacities[person] = min(held.opacities[person], opacity)
-
-
-def _opacity(start_s: Fraction | None, end_s: Fraction) -> Fraction:
-    """Returns how much of a face shows this long after it began to fade in; all, if it did not."""
-    if start_s is None:
-        return Fraction(1)
-    return min(Fraction(1), (end_s - start_s) / _FADE_S)
+    def _cut(self) -> None:
+        for fade in self._open.values():
+            fade.lost_s = None
+        self._open.clear()

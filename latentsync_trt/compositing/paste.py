@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.compositing.blend import PLAIN_BLEND, Blend
+from latentsync_trt.compositing.blend import Blend
 from latentsync_trt.compositing.outline import FEATHER_PERCENT, filled
 from latentsync_trt.face.align import (
     FrameRectangle,
@@ -42,17 +42,13 @@ _EDGE_DIVISOR = 20
 """Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
-_WARP_MARGIN_PX = 2
-"""Bilinear interpolation spreads a crop pixel by less than this."""
 _VISIBLE_OPACITY = 0.5 / 255
 """Smaller opacities change a sample by less than half an 8-bit level: no step that one could see,
 at any depth.
 """
 
 
-def composite(
-    frame: Picture, face: AlignedFace, painted: UInt16Array, blend: Blend = PLAIN_BLEND
-) -> Patch:
+def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, blend: Blend) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
     Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
@@ -105,8 +101,8 @@ def paste(
     frame: Picture,
     crop: Float32Array,
     matrix: Float64Array,
-    opacity: Float32Array | None = None,
-    blend: Blend = PLAIN_BLEND,
+    opacity: Float32Array,
+    blend: Blend,
 ) -> Patch:
     """Warps an upright crop into the frame with a soft edge.
 
@@ -114,16 +110,15 @@ def paste(
         frame: uint8 `(H, W, 3)` RGB.
         crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
-        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the
-            edge of a crop.
+        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows.
     """
-    height, width = crop.shape[:2]
-    area = frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
+    height, width = opacity.shape
+    area = frame_rectangle(matrix, (width, height), frame.shape)
     to_crop = shifted(matrix, area.left, area.top)
     if area.is_empty:
         weight = np.zeros((0, 0), np.float32)
     else:
-        weight = _weight(area, to_crop, (width, height), opacity, blend)
+        weight = _weight(area, to_crop, opacity, blend)
     x, y, wide, high = cv2.boundingRect((weight != 0).view(np.uint8))
     rgb = np.empty((high, wide, 3), np.uint16)
     if rgb.size:
@@ -136,11 +131,7 @@ def paste(
 
 
 def _weight(
-    area: FrameRectangle,
-    to_crop: Float64Array,
-    crop_px: tuple[int, int],
-    opacity: Float32Array | None,
-    blend: Blend,
+    area: FrameRectangle, to_crop: Float64Array, opacity: Float32Array, blend: Blend
 ) -> Float32Array:
     """Returns how much of each pixel of the area the crop replaces: float32 `(h, w)` in [0, 1].
 
@@ -148,11 +139,10 @@ def _weight(
 
     Args:
         to_crop: `(2, 3)`, pixels of the area → crop pixels.
-        crop_px: width and height of the crop.
     """
     # The crop without its border, and the sides of a square of the same area in the frame; they
     # differ where pixels are not square.
-    weight = _warped(np.ones(crop_px[::-1], np.float32), to_crop, area.size_px)
+    weight = _warped(np.ones_like(opacity), to_crop, area.size_px)
     _erode(weight, _BORDER_EROSION_PX, _BORDER_EROSION_PX)
     covered_px = cv2.sumElems(weight)[0]
     columns_per_px, rows_per_px = steps(to_crop)
@@ -166,15 +156,15 @@ def _weight(
     edge_y = side_y // _EDGE_DIVISOR
     _erode(weight, 2 * edge_x, 2 * edge_y)
     _blur(weight, edge_x, edge_y)
-    if opacity is not None:
-        opaque = _warped(opacity, to_crop, area.size_px)
-        _limit(opaque, blend.outlines, area)
-        # It fades inwards, so that pixels that were 0 before resizing and warping are 0 again.
-        feather_x = int(side_x * FEATHER_PERCENT / 100)
-        feather_y = int(side_y * FEATHER_PERCENT / 100)
-        _erode(opaque, 2 * (feather_x + _SPREAD_PX) + 1, 2 * (feather_y + _SPREAD_PX) + 1)
-        _blur(opaque, feather_x, feather_y)
-        weight *= opaque
+
+    opaque = _warped(opacity, to_crop, area.size_px)
+    _limit(opaque, blend.outlines, area)
+    # It fades inwards, so that pixels that were 0 before resizing and warping are 0 again.
+    feather_x = int(side_x * FEATHER_PERCENT / 100)
+    feather_y = int(side_y * FEATHER_PERCENT / 100)
+    _erode(opaque, 2 * (feather_x + _SPREAD_PX) + 1, 2 * (feather_y + _SPREAD_PX) + 1)
+    _blur(opaque, feather_x, feather_y)
+    weight *= opaque
     _limit(weight, blend.limits, area)
     cv2.threshold(weight, _VISIBLE_OPACITY, 0, cv2.THRESH_TOZERO, dst=weight)
     return np.minimum(weight, np.float32(1), out=weight)

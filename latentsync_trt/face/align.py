@@ -60,7 +60,9 @@ _NOSE_COLUMNS = slice(78, 178)
 """A rectangle of the region that is kept."""
 
 _SAMPLE_MARGIN_PX = 2
-"""A bilinear sample needs one more pixel on each side; the second covers rounding."""
+"""A bilinear sample needs one more pixel on each side, and spreads by less than one; the second
+covers rounding.
+"""
 
 
 def crop_size_px(resolution: int) -> tuple[int, int]:
@@ -135,7 +137,7 @@ def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside:
     """Returns a picture of `size_px` (width, height); `matrix`: frame pixels → its pixels;
     `outside`: its level beyond the frame.
     """
-    place = frame_rectangle(matrix, size_px, frame.shape, _SAMPLE_MARGIN_PX)
+    place = frame_rectangle(matrix, size_px, frame.shape)
     picture = np.full((size_px[1], size_px[0], 3), outside, np.uint8)
     if not place.is_empty:
         part = frame[place.top : place.bottom, place.left : place.right]
@@ -217,30 +219,28 @@ class FrameRectangle:
 
 
 def frame_rectangle(
-    matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...], margin_px: int
+    matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...]
 ) -> FrameRectangle:
-    """Returns where a crop lies in the frame, with a margin, clipped to the frame.
+    """Returns where samples of a crop lie in the frame, clipped to the frame.
 
     Args:
         matrix: `(2, 3)`, frame → crop pixels.
         size_px: width and height of the crop.
     """
     x_row, y_row = inverse(matrix).tolist()
-    left, right = _extent(x_row, size_px, margin_px, frame_shape[1])
-    top, bottom = _extent(y_row, size_px, margin_px, frame_shape[0])
+    left, right = _extent(x_row, size_px, frame_shape[1])
+    top, bottom = _extent(y_row, size_px, frame_shape[0])
     return FrameRectangle(left, top, right, bottom)
 
 
-def _extent(
-    row: Sequence[float], size_px: tuple[int, int], margin_px: int, length_px: int
-) -> tuple[int, int]:
+def _extent(row: Sequence[float], size_px: tuple[int, int], length_px: int) -> tuple[int, int]:
     """Returns start and end of a crop along one axis of a frame with this length."""
     along, across, start = row
     # To the centers of the crop's corner pixels.
     x = along * (size_px[0] - 1)
     y = across * (size_px[1] - 1)
-    first = floor(start + (min(0.0, x) + min(0.0, y))) - margin_px
-    end = ceil(start + (max(0.0, x) + max(0.0, y))) + 1 + margin_px
+    first = floor(start + (min(0.0, x) + min(0.0, y))) - _SAMPLE_MARGIN_PX
+    end = ceil(start + (max(0.0, x) + max(0.0, y))) + 1 + _SAMPLE_MARGIN_PX
     return min(max(first, 0), length_px), min(max(end, 0), length_px)
 
 

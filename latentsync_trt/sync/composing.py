@@ -170,7 +170,7 @@ def _pasted(frame: Frame, blended: BlendedPaint) -> PastedFace:
     paint = blended.paint
     face = paint.face
     patch = composite(frame.picture, face.face, paint.pixels, blended.blend)
-    mesh = paint.inspected.painted_mesh
+    mesh = paint.inspected.painted_mesh_in_frame
     return PastedFace(face, PaintSample(face.target.tracked, face.face, face.pixels, patch, mesh))
 
 
