@@ -170,6 +170,26 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, lip_sync: LipSyn
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
 
+@pytest.mark.integration
+@pytest.mark.usefixtures("short_parts")
+def test_a_run_that_has_no_frame_left_to_write_takes_only_its_own_time(
+    tmp_path: Path, lip_sync: LipSync
+) -> None:
+    clip = write_clip(tmp_path, 20, halved=True)
+
+    def fails_at_the_end(progress: Progress) -> None:
+        if progress.stage == "finishing":
+            raise OutOfMemory("too little memory")
+
+    with pytest.raises(OutOfMemory):
+        lip_sync.sync(*clip, tmp_path / "out.mkv", OPTIONS, on_progress=fails_at_the_end)
+    report = lip_sync.sync(*clip, tmp_path / "out.mkv", replace(OPTIONS, resume=True))
+    assert report.frames == 20
+    assert report.windows == 0
+    assert report.frames_per_s == 0
+    assert 0 <= report.finish_s <= report.wall_s - report.opened_s
+
+
 def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path) -> None:
     """Also by other names of the same files, but not with other noise, or another detector."""
     (tmp_path / "a").mkdir()

@@ -148,9 +148,5 @@ def _conditioning(images: list[UInt8Array], inpainter: "Inpainter") -> Float32Ar
     """Returns what the denoiser knows of each frame, `(n, 9, h, w)`."""
     starts = range(0, len(images), _ENCODED_AT_ONCE)
     windows = [np.stack(images[start : start + _ENCODED_AT_ONCE]) for start in starts]
-
-    def encode() -> list[Float32Array]:
-        return list(map(inpainter.encode_faces, windows))
-
-    encoded: list[Float32Array] = inpainter.run("encode", encode)
+    encoded = inpainter.run_each("encode", inpainter.encode_faces, windows)
     return np.ascontiguousarray(np.concatenate(encoded, axis=1).transpose(1, 0, 2, 3))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from latentsync_trt.measure.quality import PaintSample, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.threads import ClipStages, StageClock, prefetch
+from latentsync_trt.sync.threads import ClipStages, StageClock
 from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
 
 T = TypeVar("T")
@@ -51,14 +52,8 @@ class InspectedPaint:
     pixels: UInt16Array
     """The new face as an enhancer has improved it, perhaps larger."""
     inspected: InspectedFace
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlendedPaint:
-    """A painted face, and how it is fitted into its frame."""
-
-    paint: InspectedPaint
-    blend: Blend
+    blend: Blend = Blend()
+    """How it is fitted into its frame, as `FaceBlender.blend` finds it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +71,7 @@ def composed_frames(
     """Returns the jobs of a run in order, with the patch of each painted face."""
     blender = FaceBlender(run.detector, paste=run.inputs.options.paste)
     composer = Composer(blender, run.inputs.helpers.enhancer, quality, run.clock)
-    return composer.stages(jobs, stages.prefetch, run.on_progress.ask)
+    return composer.stages(jobs, partial(stages.prefetch, on_wait=run.on_progress.ask))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,11 +88,10 @@ class Composer:
     def stages(
         self,
         jobs: Generator[FrameJob, None, None],
-        prefetch: Callable[..., Generator[Any, None, None]] = prefetch,
-        on_wait: Callable[[], object] = lambda: None,
+        prefetch: Callable[..., Generator[Any, None, None]],
     ) -> Items[Patch]:
         """Returns the jobs in order, with the patch of each face; three stages, each in threads of
-        its own. `on_wait`: as for `prefetch`, of the last stage.
+        its own.
         """
         threads = _STATELESS_THREADS if self.enhancer is None else 1
         inspect = self._of_each_face("analyze paste", self._inspected)
@@ -106,7 +100,7 @@ class Composer:
         blended = self._blended(inspected)
         pasted = prefetch(blended, paste, name="compose", threads=_STATELESS_THREADS)
         measure = self._of_each_face("measure", self._measured)
-        return prefetch(pasted, measure, name="measure", on_wait=on_wait)
+        return prefetch(pasted, measure, name="measure")
 
     def _of_each_face(
         self, name: str, change: Callable[[Frame, T], Changed]
@@ -127,7 +121,8 @@ class Composer:
         inspected = self.blender.inspect_face(frame.picture, face.face, pixels, face.target.tracked)
         return InspectedPaint(face, pixels, inspected)
 
-    def _blended(self, items: Items[InspectedPaint]) -> Items[BlendedPaint]:
+    def _blended(self, items: Items[InspectedPaint]) -> Items[InspectedPaint]:
+        """Yields the same items with how each face is fitted into its frame; frames in order."""
         part = -1
         with closing(items):
             for job, paints in items:
@@ -140,7 +135,7 @@ class Composer:
                     for paint in paints:
                         track_id = paint.face.target.track_id
                         blend = self.blender.blend(track_id, time_s, paint.inspected)
-                        blended.append(BlendedPaint(paint, blend))
+                        blended.append(replace(paint, blend=blend))
                 yield job, tuple(blended)
 
     def _measured(self, frame: Frame, pasted: PastedFace) -> Patch:
@@ -166,10 +161,9 @@ def _people(job: FrameJob) -> PaintedPeople:
     return PaintedPeople(job.frame.time_s, persons, shot)
 
 
-def _pasted(frame: Frame, blended: BlendedPaint) -> PastedFace:
-    paint = blended.paint
+def _pasted(frame: Frame, paint: InspectedPaint) -> PastedFace:
     face = paint.face
-    patch = composite(frame.picture, face.face, paint.pixels, blended.blend)
+    patch = composite(frame.picture, face.face, paint.pixels, paint.blend)
     mesh = paint.inspected.painted_mesh_in_frame
     return PastedFace(face, PaintSample(face.target.tracked, face.face, face.pixels, patch, mesh))
 

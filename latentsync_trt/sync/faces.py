@@ -247,7 +247,10 @@ def analyze(
     info = probe(video)
     aspect = info.sample_aspect_ratio
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)
-    frames = prefetch(_distinct_frames(video), finder.convert_expected_faces, name="decode")
+    # Every picture once, also those that are shown for long.
+    shown = groupby(read_frames(video), attrgetter("source_s"))
+    distinct = (next(repeated) for _, repeated in shown)
+    frames = prefetch(distinct, finder.convert_expected_faces, name="decode")
     people = PeopleCollector()
     stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:
@@ -259,12 +262,6 @@ def analyze(
     if people.is_empty:
         raise stats.no_face(video)
     return people.result(mark_of(video, info, stats.frames))
-
-
-def _distinct_frames(video: Path) -> Generator[Frame, None, None]:
-    """Yields every picture of a clip once, also those that are shown for long."""
-    for _, repeated in groupby(read_frames(video), attrgetter("source_s")):
-        yield next(repeated)
 
 
 def _search_progress(info: VideoInfo, count: int) -> Progress:

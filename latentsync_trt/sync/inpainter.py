@@ -1,9 +1,9 @@
 """Paints the mouths of a window of aligned faces: encode, denoise, decode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from latentsync_trt.runtime.model import Model
     from latentsync_trt.runtime.vae import VaeCodec
 
+T = TypeVar("T")
+Changed = TypeVar("Changed")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inpainter:
     """Paints windows; `make_inpainter` assembles one.
 
-    `encode_faces`, `denoise` and `decode_faces` are to be called by an action that `run` gets.
+    `encode_faces`, `denoise` and `decode_faces` are to be called by `run` or `run_each`.
     """
 
     codec: "VaeCodec"
@@ -35,6 +38,13 @@ class Inpainter:
     """The same for every window of a run, `(1, 4, 1, h, w)`."""
     run: Callable[[Stage, Callable[[], Any]], Any]
     """Returns the result of an action, which runs in the thread of a stage."""
+
+    def run_each(
+        self, stage: Stage, change: Callable[[T], Changed], items: Iterable[T]
+    ) -> list[Changed]:
+        """Returns each of the items changed, all in one turn of the stage's thread."""
+        changed: list[Changed] = self.run(stage, partial(list, map(change, items)))
+        return changed
 
     def encode_faces(self, faces: UInt8Array) -> Float32Array:
         """Returns the conditioning of a window, float32 `(9, F, h, w)`, from its faces, uint8 `(F,

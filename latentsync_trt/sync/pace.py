@@ -1,6 +1,6 @@
 """How fast a clip is painted and written, and when it will be done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from time import perf_counter
@@ -31,6 +31,10 @@ class PaintingProgress:
     last: PaintedUntil
     """When the last of them were."""
 
+    def then(self, later: "PaintingProgress") -> "PaintingProgress":
+        """Returns how far painting is with the windows of both."""
+        return replace(self, windows=self.windows + later.windows, last=later.last)
+
 
 class Pace:
     """The pace of the thread that writes frames, and of painting, as frames tell it.
@@ -47,8 +51,9 @@ class Pace:
         self.frames_done = frames_done
         self.painting: PaintingProgress | None = None
         """What the newest frame says."""
-        self.written_s = 0.0
-        """When the newest frame was written, on the scale of `perf_counter`."""
+        self.written_s = opened_s
+        """When the newest frame was written, on the scale of `perf_counter`; when the networks were
+        open, where none was."""
         self.from_s: Fraction | None = None
         """When the first frame begins that this run has written."""
         self._part = part

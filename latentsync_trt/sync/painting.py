@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -55,16 +56,8 @@ class PaintedWindows:
 
     faces: dict[Target, UInt16Array]
     """Pictures `(H, H, 3)`, 257 × the 8-bit level; none of frames that are written already."""
-    windows: int
-    begun_s: float
-    """When their encoding began, on the scale of `perf_counter`."""
-    until: PaintedUntil
-
-    def after(self, progress: PaintingProgress | None) -> PaintingProgress:
-        """Returns how far painting is with these windows."""
-        if progress is None:
-            return PaintingProgress(self.begun_s, self.windows, self.until, self.until)
-        return replace(progress, windows=progress.windows + self.windows, last=self.until)
+    progress: PaintingProgress
+    """How far painting is with these windows alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,12 +79,8 @@ class Painter:
             audio = [self._audio_of(window) for window in windows]
         with self.clock.measure("gather", frames=0):
             faces = [faces_of(window) for window in windows]
-
-        def run() -> list[Float32Array]:
-            return list(map(self.inpainter.encode_faces, faces))
-
         with self.clock.measure("encode faces", _new_frames(windows)):
-            conditioning = self.inpainter.run("encode", run)
+            conditioning = self.inpainter.run_each("encode", self.inpainter.encode_faces, faces)
         return [
             EncodedWindow(*encoded, begun_s)
             for encoded in zip(windows, conditioning, audio, strict=True)
@@ -102,12 +91,8 @@ class Painter:
         return self.audio_windows(window.items[0].speaker, times_s)
 
     def denoise(self, encoded: Sequence[EncodedWindow]) -> list[DenoisedWindow]:
-        def run() -> list[DenoisedWindow]:
-            return list(map(self._denoised, encoded))
-
         with self.clock.measure("denoise", _new_frames([each.window for each in encoded])):
-            denoised: list[DenoisedWindow] = self.inpainter.run("denoise", run)
-        return denoised
+            return self.inpainter.run_each("denoise", self._denoised, encoded)
 
     def _denoised(self, encoded: EncodedWindow) -> DenoisedWindow:
         latents = self.inpainter.denoise(encoded.conditioning, encoded.audio, self._after_step)
@@ -117,18 +102,17 @@ class Painter:
         self.check()
 
     def decode(self, denoised: Sequence[DenoisedWindow]) -> PaintedWindows:
-        def run() -> list[list[UInt16Array]]:
-            return [self.inpainter.decode_faces(each.latents) for each in denoised]
-
         windows = [each.window for each in denoised]
+        latents = [each.latents for each in denoised]
         with self.clock.measure("decode faces", _new_frames(windows)):
-            pictures = self.inpainter.run("decode", run)
+            pictures = self.inpainter.run_each("decode", self.inpainter.decode_faces, latents)
         faces = dict[Target, UInt16Array]()
         for window, painted in zip(windows, pictures, strict=True):
             faces |= self._new_faces(window, painted)
         end = 1 + max(window.items[window.used[-1]].index for window in windows)
         until = PaintedUntil(perf_counter(), end)
-        return PaintedWindows(faces, len(windows), denoised[0].begun_s, until)
+        progress = PaintingProgress(denoised[0].begun_s, len(windows), until, until)
+        return PaintedWindows(faces, progress)
 
     def _new_faces(
         self, window: Window[Target], painted: Sequence[UInt16Array]
@@ -164,22 +148,19 @@ def paint_frames(
         # Frames wait until so many windows are complete.
         most = max(1, min(stages.spare_frames // window_frames, _LOW_MEMORY_WINDOWS))
 
-    def stage(
-        source: Generator[Any, None, None], change: Callable[[Any], Any], name: str
-    ) -> Generator[Any, None, None]:
-        """Changes windows, and passes frames on."""
-
-        def changed(item: Any) -> Any:
-            if isinstance(item, FrameJob):
-                return item
-            return change(item)
-
-        return stages.prefetch(source, changed, depth=most * window_frames, name=name)
-
-    encoded = stage(in_groups(gathered, most, window_frames), painter.encode, "encode faces")
-    denoised = stage(encoded, painter.denoise, "denoise")
-    decoded = stage(denoised, painter.decode, "decode faces")
+    stage = partial(stages.prefetch, depth=most * window_frames)
+    groups = in_groups(gathered, most, window_frames)
+    encoded = stage(groups, partial(_unless_frame, painter.encode), name="encode faces")
+    denoised = stage(encoded, partial(_unless_frame, painter.denoise), name="denoise")
+    decoded = stage(denoised, partial(_unless_frame, painter.decode), name="decode faces")
     return stages.prefetch(in_order(decoded, painter.frames_done), name="paint")
+
+
+def _unless_frame(change: Callable[[Any], Any], item: Any) -> Any:
+    """Changes windows, and passes frames on."""
+    if isinstance(item, FrameJob):
+        return item
+    return change(item)
 
 
 def in_order(
@@ -195,7 +176,7 @@ def in_order(
                 waiting.append(item)
             else:
                 painted |= item.faces
-                progress = item.after(progress)
+                progress = item.progress if progress is None else progress.then(item.progress)
             while waiting and (
                 waiting[0].frame.index < frames_done or painted.keys() >= set(waiting[0].targets)
             ):
