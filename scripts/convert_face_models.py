@@ -1,13 +1,14 @@
-"""Converts MediaPipe's face networks from TFLite to ONNX: latentsync_trt/assets/face/*.onnx.
+"""Converts MediaPipe's networks for faces and hands from TFLite to ONNX.
 
     pip install "latentsync-trt[convert]"
     python scripts/convert_face_models.py [mediapipe-0.10.21-*.whl] [--check] [--record FILE]
 
-Without a wheel, pip downloads it. The networks are Google's, Apache-2.0 (see NOTICE). Inside,
-everything becomes channels-first float32; weights stay in the half precision they are published in
-and are cast when the graph is loaded. `--check` compares each graph with the TFLite interpreter
-(package ai-edge-litert) on random input and prints the largest difference; `--record` writes the
-interpreter's outputs for a portrait (package scikit-image), for the tests.
+They are written to latentsync_trt/assets/face. Without a wheel, pip downloads it. The networks are
+Google's, Apache-2.0 (see NOTICE). Inside, everything becomes channels-first float32; weights stay
+in the half precision they are published in and are cast when the graph is loaded. `--check`
+compares each graph with the TFLite interpreter (package ai-edge-litert) on random input and prints
+the largest difference; `--record` writes the interpreter's outputs for a portrait (package
+scikit-image), for the tests.
 """
 
 import argparse
@@ -73,6 +74,18 @@ NETWORKS = {
         ("landmarks", "score"),
         (0, 1),
     ),
+    "palm": Network(
+        "mediapipe/modules/palm_detection/palm_detection_lite.tflite",
+        "e9a4aaddf90dda56a87235303cf00e4c2d3fb28725f68fd88772997dac905c18",
+        ("boxes", "scores"),
+        (0, 1),
+    ),
+    "hand": Network(
+        "mediapipe/modules/hand_landmark/hand_landmark_lite.tflite",
+        "048edd3645c9bf7397d19a9f6e3a42957d6e414c9bea6598030a2e9b624156e6",
+        ("landmarks", "score", "right_hand", "world_landmarks"),
+        (0, 1),
+    ),
 }
 NUMPY_TYPES = {
     tflite.TensorType.FLOAT32: np.float32,
@@ -82,11 +95,12 @@ NUMPY_TYPES = {
 OPERATORS = {
     value: name for name, value in vars(tflite.BuiltinOperator).items() if isinstance(value, int)
 }
+RELU6 = tflite.ActivationFunctionType.RELU6
 NHWC_TO_NCHW = (0, 3, 1, 2)
 CHECK_SEED = 7
 PORTRAIT_PART = (slice(20, 212, 3), slice(130, 322, 3))
-"""64×64 pixels of `skimage.data.astronaut` with her face; the input size of every network is a
-multiple of it.
+"""64×64 pixels of `skimage.data.astronaut` with her face, enlarged to the input of each network
+without interpolation.
 """
 RECORDED_ANCHORS = slice(None, None, 5)
 """Every fifth box, to keep the record small; no grid's row length is a multiple of five, so all
@@ -210,13 +224,18 @@ class Converter:
         """Name of an operator's result before its fused activation, which `finish` adds."""
         if activation == tflite.ActivationFunctionType.NONE:
             return f"t{output}"
-        if activation != tflite.ActivationFunctionType.RELU:
+        if activation not in (tflite.ActivationFunctionType.RELU, RELU6):
             sys.exit(f"fused activation {activation} is not supported")
         return f"t{output}_linear"
 
     def finish(self, output: int, activation: int) -> None:
         if activation == tflite.ActivationFunctionType.RELU:
             self.node("Relu", [f"t{output}_linear"], f"t{output}")
+        elif activation == RELU6:
+            limits = [
+                self.weights(f"limit_{limit}", np.array(limit, np.float32)) for limit in (0, 6)
+            ]
+            self.node("Clip", [f"t{output}_linear", *limits], f"t{output}")
 
     def window(self, index: int, kernel: tuple[int, int], options: Any) -> dict[str, Any]:
         """Strides and explicit pads; TensorFlow's SAME puts the odd pixel at the end."""
@@ -329,6 +348,27 @@ class Converter:
         shape = self.weights(f"s{output}", np.array(self.shape(output), np.int64))
         self.node("Reshape", [f"t{output}_last", shape], f"t{output}")
 
+    def mean(self, inputs: list[int], output: int, _: Any) -> None:
+        if self.constant(inputs[1]).tolist() != [1, 2]:
+            sys.exit("MEAN is supported over rows and columns only")
+        self.node("GlobalAveragePool", [f"t{inputs[0]}"], f"t{output}_pooled")
+        self.node("Flatten", [f"t{output}_pooled"], f"t{output}")
+
+    def fully_connected(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.FullyConnectedOptions()
+        settings.Init(options.Bytes, options.Pos)
+        activation = settings.FusedActivationFunction()
+        names = [
+            f"t{inputs[0]}",
+            self.weights(f"w{output}", self.constant(inputs[1])),
+            self.weights(f"b{output}", self.constant(inputs[2])),
+        ]
+        self.node("Gemm", names, self.activated(output, activation), transB=1)
+        self.finish(output, activation)
+
+    def logistic(self, inputs: list[int], output: int, _: Any) -> None:
+        self.node("Sigmoid", [f"t{inputs[0]}"], f"t{output}")
+
     def concatenation(self, inputs: list[int], output: int, options: Any) -> None:
         settings = tflite.ConcatenationOptions()
         settings.Init(options.Bytes, options.Pos)
@@ -422,14 +462,10 @@ def record(sources: dict[str, bytes], path: Path) -> None:
     for name, source in sources.items():
         network = NETWORKS[name]
         graph = tflite.Model.GetRootAsModel(source, 0).Subgraphs(0)
-        times = int(graph.Tensors(int(graph.Inputs(0))).ShapeAsNumpy()[1]) // len(picture)
+        side_px = int(graph.Tensors(int(graph.Inputs(0))).ShapeAsNumpy()[1])
+        enlarged = np.arange(side_px) * len(picture) // side_px
         low, high = network.pixel_range
-        image = (
-            picture.repeat(times, axis=0).repeat(times, axis=1)[None].astype(np.float32)
-            / 255
-            * (high - low)
-            + low
-        )
+        image = picture[enlarged][None, :, enlarged].astype(np.float32) / 255 * (high - low) + low
         results = interpret(source, image.astype(np.float32))
         for output, value in zip(network.outputs, results, strict=True):
             recorded[f"{name}_{output}"] = (

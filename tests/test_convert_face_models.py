@@ -1,4 +1,4 @@
-"""The committed face networks against the TFLite interpreter."""
+"""The committed networks for faces and hands against the TFLite interpreter."""
 
 from pathlib import Path
 
@@ -11,7 +11,13 @@ from tests.conftest import REPOSITORY
 GRAPHS = REPOSITORY / "latentsync_trt" / "assets" / "face"
 RECORD = Path(__file__).parent / "data" / "face_networks.npz"
 
-PIXEL_RANGE = {"blaze_short": (-1, 1), "blaze_full": (-1, 1), "face_mesh": (0, 1)}
+PIXEL_RANGE = {
+    "blaze_short": (-1, 1),
+    "blaze_full": (-1, 1),
+    "face_mesh": (0, 1),
+    "palm": (0, 1),
+    "hand": (0, 1),
+}
 RECORDED_ANCHORS = slice(None, None, 5)
 """Of each detector's boxes, every fifth is recorded."""
 INTERPRETER_ERROR = 2e-3
@@ -26,13 +32,9 @@ def test_committed_graphs_reproduce_the_interpreter(name: str) -> None:
     low, high = PIXEL_RANGE[name]
     with np.load(RECORD) as recorded:
         picture = recorded["picture"]
-        times = int(session.inputs[0].shape[2]) // len(picture)
-        large = (
-            picture.repeat(times, axis=0).repeat(times, axis=1).astype(np.float32)
-            / 255
-            * (high - low)
-            + low
-        )
+        side_px = int(session.inputs[0].shape[2])
+        enlarged = np.arange(side_px) * len(picture) // side_px
+        large = picture[enlarged][:, enlarged].astype(np.float32) / 255 * (high - low) + low
         results = session.run(
             {"image": np.ascontiguousarray(large.transpose(2, 0, 1)[None], np.float32)}
         )
