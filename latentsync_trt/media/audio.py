@@ -23,8 +23,9 @@ SPEECH_RATE_HZ = 16_000
 
 _MIN_RATE_HZ = 1_000
 _MAX_RATE_HZ = 4_000_000
-"""The least and highest rate of sources: up to DSD512. At 1 GHz, which a damaged header may state,
-the resampler alone takes 1 GB.
+"""The least and highest rate of sources: no speech is understood below, and DSD512 is the highest
+that is recorded. A damaged header may state any: from 1 Hz, each sample would become 16,000; at
+1 GHz, the resampler alone takes 1 GB.
 """
 
 
@@ -50,7 +51,7 @@ def read_audio_blocks(
     *,
     delay_s: Fraction = Fraction(0),
     mixer: Mixer | None = None,
-) -> Generator[Float32Array, None, None]:
+) -> Generator[Float32Array]:
     """Yields mono blocks `(n,)` float32 of the first audio stream of a file, at `rate_hz`.
 
     Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent. Integer samples
@@ -76,7 +77,7 @@ def read_audio_blocks(
 
 def sound_blocks(
     path: Path, frames: Iterable[Timed[AudioFrame]], mixer: Mixer
-) -> Generator[Float32Array, None, None]:
+) -> Generator[Float32Array]:
     """Yields all samples from time 0 to the last, `(n, channels)` float32, each at its frame's
     time, in blocks of a second. Gaps become silence; of samples for the same time, the first count.
 
@@ -113,7 +114,11 @@ def _placed_blocks(
             yield from silent_blocks(position - count, mixer.channels, rate_hz)
             count = max(count, position)
         end = nearest(timed.end_s, rate_hz)
-        is_last = following is None or not _continues(timed, following)
+        is_last = (
+            following is None
+            or timed.end_s != following.time_s
+            or not is_same_format(timed.item, following.item)
+        )
         for samples in _resample(path, resampler, timed.item, is_last=is_last):
             block = mixer.mix(samples.reshape(-1, layout.nb_channels), layout.name)
             new = block[max(count - position, 0) : max(end - position, 0)]
@@ -127,12 +132,8 @@ def _placed_blocks(
             resampler = None
 
 
-def _continues(timed: Timed[AudioFrame], following: Timed[AudioFrame]) -> bool:
-    """Returns whether one resampler takes both frames."""
-    return timed.end_s == following.time_s and is_same_format(timed.item, following.item)
-
-
 def is_same_format(one: AudioFrame, other: AudioFrame) -> bool:
+    """Returns whether one resampler takes both frames."""
     return (
         one.format.name == other.format.name
         and one.layout.name == other.layout.name
@@ -213,9 +214,9 @@ def _decode(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
             continue
         rate_hz = frame.sample_rate
         if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
-            allowed = f"supported are {_MIN_RATE_HZ} to {_MAX_RATE_HZ}"
             raise MediaError(
-                f"{path}: its audio has {rate_hz} samples per second, {allowed}; is it damaged?"
+                f"{path}: its audio has {rate_hz} samples per second, "
+                f"supported are {_MIN_RATE_HZ} to {_MAX_RATE_HZ}; is it damaged?"
             )
         is_empty = False
         yield frame

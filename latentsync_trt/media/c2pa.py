@@ -37,8 +37,11 @@ _C2PA_SETTINGS = {
     "builder": {"thumbnail": {"enabled": False}},
     "verify": {"verify_after_sign": True},
 }
-"""Without a thumbnail, which of a video would be made of nothing."""
+"""The package's settings: what was signed is verified, and there is no thumbnail, since the package
+makes none of videos.
+"""
 _SOURCE = "source"
+"""The name by which actions refer to the video that was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,11 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
             _write_signed(credentials, "image/png", BytesIO(picture), signed, "trial", source=None)
     except OutputError as error:
         # The package does not say which of the standard's rules is broken.
-        cure = (
-            "C2PA wants a valid X.509 v3 certificate that may "
-            "sign (extended key usage such as e-mail), and its key"
-        )
-        raise InputError(f"{pem}: {error}; {cure}", usage=False) from error
+        raise InputError(
+            f"{pem}: {error}; C2PA wants a valid X.509 v3 certificate that may "
+            "sign (extended key usage such as e-mail), and its key",
+            usage=False,
+        ) from error
     return credentials
 
 
@@ -170,11 +173,10 @@ def _credentials_in(pem: Path) -> Credentials:
     except OSError as error:
         raise InputError(f"{pem}: cannot be read: {reason_of(error)}") from error
     except (ValueError, TypeError) as error:
-        wanted = (
-            "certificates, the signer's first, and a "
-            "private key without a password, all in PEM format"
-        )
-        raise InputError(f"{pem}: cannot be used: {error}; it must contain {wanted}") from error
+        raise InputError(
+            f"{pem}: cannot be used: {error}; it must contain certificates, the signer's first, "
+            "and a private key without a password, all in PEM format"
+        ) from error
     algorithm: str | None = None
     if isinstance(private, EllipticCurvePrivateKey):
         algorithm = _CURVE_ALGORITHMS.get(private.curve.name)
@@ -183,6 +185,9 @@ def _credentials_in(pem: Path) -> Credentials:
     elif isinstance(private, Ed25519PrivateKey):
         algorithm = "ed25519"
     if algorithm is None:
-        keys = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
-        raise InputError(f"{pem}: C2PA has no signatures with such a key; use {keys}", usage=False)
+        raise InputError(
+            f"{pem}: C2PA has no signatures with such a key; "
+            "use ECDSA with P-256, P-384 or P-521, RSA, or Ed25519",
+            usage=False,
+        )
     return Credentials(chain, key, algorithm)

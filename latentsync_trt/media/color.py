@@ -92,11 +92,12 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
     elif matrix == UNSPECIFIED:
         matrix = _SMPTE170M
     if matrix not in _LUMA_WEIGHTS:
-        cure = "convert the video to BT.709, or HDR to BT.2020"
-        raise InputError(f"color matrix {matrix} of ITU-T H.273 is not supported; {cure}")
+        raise InputError(
+            f"color matrix {matrix} of ITU-T H.273 is not supported; "
+            "convert the video to BT.709, or HDR to BT.2020"
+        )
     kr, kb = _LUMA_WEIGHTS[matrix]
-    swscale_matrix = _SWSCALE_MATRIX.get(matrix, matrix)
-    return Coding(kr, kb, bool(color.full_range), bits, swscale_matrix)
+    return Coding(kr, kb, bool(color.full_range), bits, _SWSCALE_MATRIX.get(matrix, matrix))
 
 
 @cache
@@ -155,16 +156,16 @@ def interleaved_codes(planes: YuvPlanes, rows: slice, columns: slice) -> SampleA
     """
     import cv2
 
-    height = rows.stop - rows.start
-    width = columns.stop - columns.start
     down, across = planes.pixels_per_sample
     chroma_rows = covering(rows.start, rows.stop, down)
     chroma_columns = covering(columns.start, columns.stop, across)
-    parts = [planes.y[rows, columns]]
+    luma = planes.y[rows, columns]
+    height, width = luma.shape
+    parts = [luma]
     for plane in (planes.u, planes.v):
         repeated = _repeat(plane[chroma_rows, chroma_columns], down, across)
         parts.append(repeated[:height, :width])
-    codes = np.empty((*parts[0].shape, 3), parts[0].dtype)
+    codes = np.empty((height, width, 3), luma.dtype)
     cv2.merge(parts, dst=codes)
     return codes
 
@@ -278,10 +279,9 @@ def _blend(
     import cv2
 
     down, across = pixels_per_sample
-    height, width = patch.weight.shape
-    rows = covering(patch.y_px, patch.y_px + height, down)
-    columns = covering(patch.x_px, patch.x_px + width, across)
     weight = patch.weight.copy()
+    rows = covering(patch.y_px, patch.y_px + len(weight), down)
+    columns = covering(patch.x_px, patch.x_px + weight.shape[1], across)
     # The last sample of an odd side has one pixel, which counts for two.
     if rows.stop * down > picture.y.shape[0]:
         weight[-1] *= 2

@@ -10,12 +10,11 @@ import av
 from av.container import OutputContainer
 
 from latentsync_trt.media.encoders import VideoEncoder
+from latentsync_trt.media.files import FFMPEG_FORMATS
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, choose_sound
 from latentsync_trt.media.tags import file_tags, has_keys
 from latentsync_trt.types import VideoInfo
-
-_FFMPEG_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +45,16 @@ class Contents:
     info: VideoInfo
     """Properties of the source, for what not every part stores."""
     sound: ChosenSound
-    source: Path | None
-    """The file to take tags and other streams from."""
-    origin_s: Fraction
-    """The stamp of `source` that is time 0 of the output."""
-    mark: bool
-    """Whether the file says that AI changed the picture."""
+    extras: FileExtras
+
+    @property
+    def origin_s(self) -> Fraction:
+        """The stamp of the source that is time 0 of the output."""
+        return (self.info.start_s or Fraction(0)) - self.extras.source_delay_s
 
     def read_tags(self) -> dict[str, str]:
         """Returns the tags of the output's file."""
-        return file_tags(self.source, self.suffix, mark=self.mark)
+        return file_tags(self.extras.source, self.suffix, mark=self.extras.mark)
 
 
 def choose_contents(
@@ -64,10 +63,8 @@ def choose_contents(
     """Returns what an output holds; raises as `choose_sound`."""
     sound = ChosenSound(())
     if extras.sound:
-        lossless = encoder.codec in LOSSLESS_WITH
-        sound = choose_sound(extras.sound, suffix, lossless=lossless)
-    origin_s = (info.start_s or Fraction(0)) - extras.source_delay_s
-    return Contents(suffix, encoder, info, sound, extras.source, origin_s, extras.mark)
+        sound = choose_sound(extras.sound, suffix, lossless=encoder.codec in LOSSLESS_WITH)
+    return Contents(suffix, encoder, info, sound, extras)
 
 
 def open_output(
@@ -81,6 +78,6 @@ def open_output(
     options = dict(options)
     if suffix != ".mkv":
         options["movflags"] = f"{movflags}+use_metadata_tags" if has_keys(tags) else movflags
-    container = av.open(file, "w", format=_FFMPEG_FORMATS[suffix], options=options)
+    container = av.open(file, "w", format=FFMPEG_FORMATS[suffix], options=options)
     container.metadata.update(tags)
     return container

@@ -48,7 +48,7 @@ _READ_KINDS = {
     *_DYNAMIC,
 }
 _KINDS = 64
-"""More than there are kinds of side data; FFmpeg 8.1 has about half as many."""
+"""A number above that of all kinds of side data; FFmpeg 8.1 has about half as many."""
 
 
 def side_data_of(frame: VideoFrame) -> dict[SideDataType, bytes]:
@@ -115,9 +115,19 @@ def orientation_of(side_data: Mapping[SideDataType, bytes]) -> Orientation:
     transposes = bool(b or c)
     if transposes and (a or d):
         raise InputError("its display matrix rotates by an angle that is not a multiple of 90°")
-    if transposes:
-        return Orientation(transposes, flips_rows=b < 0, flips_columns=c < 0)
-    return Orientation(transposes, flips_rows=d < 0, flips_columns=a < 0)
+    down = b if transposes else d
+    right = c if transposes else a
+    return Orientation(transposes, flips_rows=down < 0, flips_columns=right < 0)
+
+
+def bits_of(form: VideoFormat) -> int:
+    """Returns how many bits a sample has."""
+    return form.components[0].bits
+
+
+def _with_depth(layout: str, bits: int) -> str:
+    """Returns FFmpeg's name of planes laid out as "gbrp" or "yuv420p", with so many bits."""
+    return layout if bits == 8 else f"{layout}{bits}le"
 
 
 def _planar_format(form: VideoFormat, *, transposed: bool) -> str:
@@ -127,10 +137,9 @@ def _planar_format(form: VideoFormat, *, transposed: bool) -> str:
     Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer than 8
     bits 8.
     """
-    bits = max(8, *(component.bits for component in form.components))
-    depth = "" if bits == 8 else f"{min(bits, 16)}le"
+    bits = min(max(8, *(component.bits for component in form.components)), 16)
     if form.is_rgb or form.has_palette:
-        return f"gbrp{depth}"
+        return _with_depth("gbrp", bits)
     sampling = "420"
     if len(form.components) > 2:
         # Of 16 columns and 16 rows of pixels.
@@ -139,7 +148,7 @@ def _planar_format(form: VideoFormat, *, transposed: bool) -> str:
         sampling = samplings.get(chroma_size, "420")
     if sampling == "422" and transposed and bits not in (8, 10, 12):
         sampling = "444"  # FFmpeg has no upright twin of this depth
-    return f"yuv{sampling}p{depth}"
+    return _with_depth(f"yuv{sampling}p", bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +158,13 @@ class _PlaneFormat:
     orientation: Orientation
     color: ColorTags
     pixel_format: str
-    """Before they are made upright."""
-    bits: int
+    """FFmpeg's name of the format before they are made upright."""
 
     @classmethod
     def of(cls, frame: VideoFrame) -> "_PlaneFormat":
         orientation = orientation_of(side_data_of(frame))
         pixel_format = _planar_format(frame.format, transposed=orientation.transposes)
-        bits = VideoFormat(pixel_format).components[0].bits
-        return cls(orientation, _color_tags(frame), pixel_format, bits)
+        return cls(orientation, _color_tags(frame), pixel_format)
 
 
 class FrameConverter:
@@ -196,7 +203,7 @@ class FrameConverter:
                     f"its pixel format {name} is not supported; re-encode it"
                 ) from error
         y, u, v = map(target.orientation.make_upright, plane_views(frame)[:3])
-        return YuvPlanes(y, u, v, target.color, target.bits)
+        return YuvPlanes(y, u, v, target.color, bits_of(frame.format))
 
 
 def convert_format(
@@ -251,11 +258,10 @@ def tag_color(target: VideoFrame | VideoCodecContext, color: ColorTags) -> None:
 
 def pixel_format_of(planes: YuvPlanes) -> str:
     """Returns FFmpeg's name of the format that planes have."""
-    depth = "" if planes.bits == 8 else f"{planes.bits}le"
     if planes.color.matrix == RGB_IDENTITY:
-        return f"gbrp{depth}"
+        return _with_depth("gbrp", planes.bits)
     samplings = {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}
-    return f"yuv{samplings[planes.pixels_per_sample]}p{depth}"
+    return _with_depth(f"yuv{samplings[planes.pixels_per_sample]}p", planes.bits)
 
 
 def frame_from_planes(
@@ -284,7 +290,7 @@ def plane_views(frame: VideoFrame) -> list[SampleArray]:
     """Returns each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or
     uint16.
     """
-    depth = np.dtype(np.uint16 if frame.format.components[0].bits > 8 else np.uint8)
+    depth = np.dtype(np.uint16 if bits_of(frame.format) > 8 else np.uint8)
     views = list[SampleArray]()
     for plane in cast(Any, frame.planes):
         row_samples = plane.line_size // depth.itemsize
@@ -299,11 +305,10 @@ def metadata_of(transfer: int, data: Mapping[SideDataType, bytes]) -> HdrMetadat
     """
     dynamic = tuple(dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in data))
     if "Dolby Vision" in dynamic and transfer == UNSPECIFIED:
-        what = (
-            "it is Dolby Vision without a picture for other "
-            "displays (profile 5), which only its own decoders show"
+        raise InputError(
+            "it is Dolby Vision without a picture for other displays (profile 5), "
+            "which only its own decoders show; export it as HDR10, HLG or SDR"
         )
-        raise InputError(f"{what}; export it as HDR10, HLG or SDR")
     mastering = None
     if display := data.get(SideDataType.MASTERING_DISPLAY_METADATA):
         # FFmpeg's struct: ten fractions, then whether primaries and luminance are set.

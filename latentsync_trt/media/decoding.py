@@ -79,12 +79,15 @@ def decode_pictures(
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class Mark:
     """What is known of a picture only while it is decoded."""
 
     is_damaged: bool
-    new_aspect: Fraction | None
-    """Width / height of its pixels, where that is no longer the first picture's."""
+    """Whether a part of the picture is missing or wrong in the file."""
+    new_aspect: Fraction | None = None
+    """Width / height of its pixels, where that is not the first picture's any more. Decoders of
+    several threads tell it up to a few pictures early.
+    """
 
 
 def _decode_marked(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
@@ -101,24 +104,14 @@ def _decode_marked(container: InputContainer, stream: VideoStream) -> Iterator[V
             first_aspect = first_aspect or aspect
             new_aspect = None if aspect == first_aspect else aspect
             if frame.pts in damaged or new_aspect is not None:
-                frame.opaque = _Mark(frame.pts in damaged, new_aspect)
+                frame.opaque = Mark(frame.pts in damaged or frame.is_corrupt, new_aspect)
             yield frame
 
 
-def is_damaged(frame: VideoFrame) -> bool:
-    """Returns whether a part of a picture is missing or wrong in the file."""
-    mark = frame.opaque
-    return frame.is_corrupt or (isinstance(mark, _Mark) and mark.is_damaged)
-
-
-def new_aspect_of(frame: VideoFrame) -> Fraction | None:
-    """Returns width / height of the pixels of a picture in which that is not the first picture's
-    any more; decoders of several threads tell it up to a few pictures early.
-    """
-    mark = frame.opaque
-    if isinstance(mark, _Mark):
-        return mark.new_aspect
-    return None
+def mark_of(frame: VideoFrame) -> Mark:
+    if isinstance(frame.opaque, Mark):
+        return frame.opaque
+    return Mark(frame.is_corrupt)
 
 
 def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:
@@ -160,8 +153,8 @@ def _crop(stream: VideoStream) -> str:
 
 
 def _matroska_header(stream: VideoStream) -> bytes:
-    """Returns what Matroska's muxer writes of a stream, with properties that PyAV passes on to
-    outputs only; empty for codecs that Matroska does not hold.
+    """Returns what Matroska's muxer writes of a stream: it has properties that PyAV passes on to
+    outputs only. Empty for codecs that Matroska does not hold.
     """
     header = BytesIO()
     with suppress(FFmpegError, ValueError), av.open(header, "w", format="matroska") as output:

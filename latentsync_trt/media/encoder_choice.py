@@ -13,6 +13,7 @@ from av.codec import find_best_pix_fmt_of_list
 from latentsync_trt.config import Codec, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
+from latentsync_trt.media.conversion import bits_of
 from latentsync_trt.media.encoders import (
     CHROMA_PLACES,
     CONTAINERS,
@@ -47,21 +48,20 @@ _NO_PLAIN_PLANES = ("yuvj", "nv", "yaf")
 
 @dataclass(frozen=True, slots=True)
 class _HdrParameters:
-    """With which parameters an encoder stores HDR10's metadata."""
+    """The names under which an encoder takes HDR10's metadata."""
 
     display: str
     light: str
-    chromaticities_per_unit: int
-    """For integers (SMPTE ST 2086), else 1."""
-    luminances_per_unit: int
 
 
 _HDR_PARAMETERS = {
-    "libx264": _HdrParameters("mastering-display", "cll", 50000, 10000),
-    "libx265": _HdrParameters("master-display", "max-cll", 50000, 10000),
-    SVT_AV1: _HdrParameters("mastering-display", "content-light", 1, 1),
+    "libx264": _HdrParameters("mastering-display", "cll"),
+    "libx265": _HdrParameters("master-display", "max-cll"),
+    SVT_AV1: _HdrParameters("mastering-display", "content-light"),
 }
-"""Of those encoders that store it."""
+"""The parameters of those encoders that store HDR10's metadata."""
+_DISPLAY_UNITS = (*[50_000] * 8, *[10_000] * 2)
+"""Units of the eight chromaticities and two luminances of a display (SMPTE ST 2086)."""
 
 
 def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
@@ -83,7 +83,7 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     if name in (None, "auto"):
         name = ON_CPU[codec]
     if (codec, name) not in LIBRARIES:
-        fitting = [encoder for of, encoder in LIBRARIES if of == codec]
+        fitting = [encoder for other, encoder in LIBRARIES if other == codec]
         cure = f"use {' or '.join(fitting)}" if len(fitting) > 1 else "leave it out"
         raise InputError(f"--encoder {name}: does not write {codec}; {cure}")
     return _make_encoder(codec, name, options, info)
@@ -116,17 +116,14 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
 
 def default_suffix(options: SyncOptions) -> str:
     """Returns the container of an output whose name is not given."""
-    if options.codec:
-        return CONTAINERS[options.codec][0]
-    return ".mp4"
+    return CONTAINERS[options.codec or "h264"][0]
 
 
 def _codec_for(name: str | None, info: VideoInfo) -> Codec:
     for codec, on_cpu in ON_CPU.items():
         if on_cpu == name:
             return codec
-    bits = VideoFormat(info.pixel_format).components[0].bits
-    if bits > 8 or info.color.transfer in HDR_TRANSFERS:
+    if bits_of(VideoFormat(info.pixel_format)) > 8 or info.color.transfer in HDR_TRANSFERS:
         return "hevc"
     return "h264"
 
@@ -134,8 +131,10 @@ def _codec_for(name: str | None, info: VideoInfo) -> Codec:
 def _make_encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     library = LIBRARIES[codec, name]
     if library.ffmpeg not in av.codecs_available:
-        cure = "install PyAV's own wheel: pip install --force-reinstall av"
-        raise InputError(f"PyAV's FFmpeg has no {library.ffmpeg}; {cure}")
+        raise InputError(
+            f"PyAV's FFmpeg has no {library.ffmpeg}; "
+            "install PyAV's own wheel: pip install --force-reinstall av"
+        )
     form = _nearest_format(library, info.pixel_format)
     sampling = chroma_sampling(form)
     settings = _quality_and_speed(codec, name, options)
@@ -150,11 +149,8 @@ def _make_encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo
     if place in CHROMA_PLACES and states_place:
         settings["chroma_sample_location"] = CHROMA_PLACES[place]
     # FFV1 codes any size; the others only whole samples of chroma.
-    across = 1
-    down = 1
-    if codec != "ffv1":
-        across = 16 // sampling.columns
-        down = 16 // sampling.rows
+    across = 1 if codec == "ffv1" else 16 // sampling.columns
+    down = 1 if codec == "ffv1" else 16 // sampling.rows
     if info.top_field_first is not None and name in ("x264", "prores"):
         down *= 2  # each field is coded as a picture
     encoder = VideoEncoder(
@@ -216,21 +212,20 @@ def _hdr_parameters(ffmpeg: str, metadata: HdrMetadata) -> dict[str, str]:
     if stored is None:
         return parameters
     if metadata.mastering is not None:
-        parameters[stored.display] = _display_text(metadata.mastering, stored)
+        parameters[stored.display] = _display_text(metadata.mastering, ffmpeg)
     if metadata.light is not None:
         parameters[stored.light] = "{},{}".format(*metadata.light)
     return parameters
 
 
-def _display_text(mastering: Sequence[Fraction], stored: _HdrParameters) -> str:
-    """Returns the display as "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)"."""
-    per_unit = [stored.chromaticities_per_unit] * 8 + [stored.luminances_per_unit] * 2
-    texts = list[str]()
-    for value, factor in zip(mastering, per_unit, strict=True):
-        if stored.chromaticities_per_unit > 1:
-            texts.append(str(round(value * factor)))
-        else:
-            texts.append(f"{float(value):.5f}")
+def _display_text(mastering: Sequence[Fraction], ffmpeg: str) -> str:
+    """Returns the display as "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)": x264 and x265 take whole
+    units, SVT-AV1 numbers.
+    """
+    texts = [f"{float(value):.5f}" for value in mastering]
+    if ffmpeg != SVT_AV1:
+        pairs = zip(mastering, _DISPLAY_UNITS, strict=True)
+        texts = [str(round(value * units)) for value, units in pairs]
     return "G({2},{3})B({4},{5})R({0},{1})WP({6},{7})L({9},{8})".format(*texts)
 
 
@@ -242,15 +237,16 @@ def _nearest_format(library: Library, source: str) -> VideoFormat:
     forms = [VideoFormat(name) for name in library.formats]
     if not forms:
         forms = list(av.Codec(library.ffmpeg, "w").video_formats or ())
-    fitting = list[VideoFormat]()
-    for form in forms:
-        is_plain = not form.name.startswith(_NO_PLAIN_PLANES)
-        has_integers = not form.name.endswith(_NO_INTEGERS)
-        if is_plain and has_integers and len(form.components) == 3 and form.is_rgb == as_rgb:
-            fitting.append(form)
+    fitting = [form for form in forms if _is_plain(form) and form.is_rgb == as_rgb]
     wanted = source if as_rgb else source.replace("gbrp", "yuv420p")
     best, _ = find_best_pix_fmt_of_list(fitting, wanted)
     return cast(VideoFormat, best)
+
+
+def _is_plain(form: VideoFormat) -> bool:
+    """Returns whether a format has three planes of integers."""
+    is_planar = len(form.components) == 3 and not form.name.startswith(_NO_PLAIN_PLANES)
+    return is_planar and not form.name.endswith(_NO_INTEGERS)
 
 
 def _encoded_color(color: ColorTags, form: VideoFormat) -> ColorTags:
@@ -289,8 +285,8 @@ def _losses_of_encoder(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
         )
     source = VideoFormat(info.pixel_format)
     form = VideoFormat(encoder.pixel_format)
-    source_bits = source.components[0].bits
-    bits = form.components[0].bits
+    source_bits = bits_of(source)
+    bits = bits_of(form)
     if bits < source_bits:
         yield (
             f"the picture has {source_bits} bits per channel "
@@ -313,10 +309,10 @@ def _losses_of_encoder(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
             "display and light levels; color tags are kept"
         )
     if info.captions:
-        cure = (
+        yield (
+            "closed captions within the picture (CEA-608, CEA-708) are left out; "
             'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
         )
-        yield f"closed captions within the picture (CEA-608, CEA-708) are left out; {cure}"
     if not encoder.keeps_fields:
         yield f"{encoder.ffmpeg} does not store that the picture is interlaced"
     if info.interlaced:

@@ -17,7 +17,9 @@ from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.paths import why_missing
 
 MAX_PIXELS = 139_264 * 16 * 16
-"""Of a picture: the most in H.264 (level 6.2). A damaged header could ask for gigabytes."""
+"""The largest picture that is accepted: that of H.264 (level 6.2). A damaged header could ask for
+gigabytes.
+"""
 
 _PLAYLISTS = {
     "concat",
@@ -33,8 +35,8 @@ _PLAYLISTS = {
     "vobsub",
     "webm_dash_manifest",
 }
-"""FFmpeg must not open what a file refers to: a playlist named .mp4 could name any file, or a
-URL.
+"""Formats of files that refer to others, which FFmpeg must not open: a playlist named .mp4 could
+name any file, or a URL.
 """
 
 _INPUT_OPTIONS = {
@@ -44,6 +46,8 @@ _INPUT_OPTIONS = {
     "pattern_type": "none",  # for pictures whose name contains "%d"; other demuxers ignore it
 }
 
+FFMPEG_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
+"""FFmpeg's name of each container that is written."""
 
 T = TypeVar("T")
 
@@ -132,9 +136,10 @@ def open_input(path: Path) -> Iterator[InputContainer]:
         try:
             container = av.open(url, "r", options=_INPUT_OPTIONS, metadata_errors="replace")
         except av.error.ArgumentError as error:  # how FFmpeg refuses a format
-            what = "is damaged, or a playlist, which names other files"
-            cure = "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
-            raise MediaError(f"{path}: {what}; {cure}") from error
+            raise MediaError(
+                f"{path}: is damaged, or a playlist, which names other files; "
+                "make one file of it: ffmpeg -i LIST -c copy clip.mkv"
+            ) from error
     with container:
         _check_whole(path, container)
         yield container
@@ -151,8 +156,10 @@ def _check_whole(path: Path, container: InputContainer) -> None:
         last = entries[len(entries) - 1]
         stated_bytes = last.pos + last.size
         if 0 < container.size < stated_bytes:
-            what = f"its index expects at least {stated_bytes} bytes, the file has {container.size}"
-            raise MediaError(f"{path}: is cut off: {what}; copy or download it again")
+            raise MediaError(
+                f"{path}: is cut off: its index expects at least {stated_bytes} bytes, "
+                f"the file has {container.size}; copy or download it again"
+            )
 
 
 def check_file(path: Path) -> None:
@@ -168,8 +175,11 @@ def check_file(path: Path) -> None:
     if not os.access(path, os.R_OK):
         raise MediaError(f"{path}: may not be read; change its permissions", usage=True)
     if not S_ISREG(status.st_mode):
-        cure = "files are read several times, so write it to one first, and name that"
-        raise MediaError(f"{path}: is a pipe or a device; {cure}", usage=True)
+        raise MediaError(
+            f"{path}: is a pipe or a device; "
+            "files are read several times, so write it to one first, and name that",
+            usage=True,
+        )
     if not status.st_size:
         raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
 
@@ -179,7 +189,7 @@ def check_size(path: Path, width_px: int, height_px: int) -> None:
     if 0 < width_px * height_px <= MAX_PIXELS:
         return
     size = f"{width_px}×{height_px} pixels" if width_px else "no size that can be read"
-    limit = f"at most {MAX_PIXELS / 1e6:.0f} million pixels are accepted"
     raise MediaError(
-        f"{path}: its pictures have {size}; {limit}; scale it down, or convert it to MP4"
+        f"{path}: its pictures have {size}; at most {MAX_PIXELS / 1e6:.0f} million pixels are "
+        "accepted; scale it down, or convert it to MP4"
     )

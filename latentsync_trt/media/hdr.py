@@ -46,8 +46,11 @@ _B = 1 - 4 * _A
 _C = 0.5 - _A * np.log(4 * _A)
 _SYSTEM_GAMMA = 1.2
 
-# The knee's a follows from a·x / (x + a) = 1 − knee at the peak, where x = reach.
 _KNEE = 0.75
+"""The level at which the knee begins. Skin is mostly below, so that the networks see faces as they
+are.
+"""
+# The knee's a follows from a·x / (x + a) = 1 − knee at the peak, where x = reach.
 _REACH = (_NOMINAL_PEAK / _REFERENCE_WHITE) ** (1 / _SDR_GAMMA) - _KNEE
 _BEND = (1 - _KNEE) * _REACH / (_REACH - (1 - _KNEE))
 
@@ -68,14 +71,15 @@ def hdr_curve(transfer: int) -> HdrCurve | None:
     if transfer not in HDR_TRANSFERS:
         return None
     levels = np.arange(65536) / 65535
-    knee_light = np.minimum(_REFERENCE_WHITE * _without_knee(levels) ** _SDR_GAMMA, _NOMINAL_PEAK)
+    level = _bent(levels, -_BEND)
+    knee_light = np.minimum(_REFERENCE_WHITE * level**_SDR_GAMMA, _NOMINAL_PEAK)
     if transfer == PQ:
         light = _pq_light(levels)
         signal = _pq_signal(knee_light)
     else:
         light = _hlg_light(levels)
         signal = _hlg_signal(knee_light)
-    sdr = _with_knee((light / _REFERENCE_WHITE) ** (1 / _SDR_GAMMA))
+    sdr = _bent((light / _REFERENCE_WHITE) ** (1 / _SDR_GAMMA), _BEND)
     sdr_levels = np.rint(255 * np.clip(sdr, 0, 1))
     return HdrCurve(sdr_levels.astype(np.uint8), signal.astype(np.float32))
 
@@ -107,11 +111,9 @@ def _hlg_signal(light: Float64Array) -> Float64Array:
     return np.where(scene <= 1 / 12, dark, bright)
 
 
-def _with_knee(level: Float64Array) -> Float64Array:
+def _bent(level: Float64Array, bend: float) -> Float64Array:
+    """Returns levels after the knee with `_BEND`, and before it with that negated, which is the
+    inverse.
+    """
     above = np.maximum(level - _KNEE, 0)
-    return np.minimum(level, _KNEE) + _BEND * above / (_BEND + above)
-
-
-def _without_knee(level: Float64Array) -> Float64Array:
-    above = np.maximum(level - _KNEE, 0)
-    return np.minimum(level, _KNEE) + _BEND * above / (_BEND - above)
+    return np.minimum(level, _KNEE) + bend * above / (bend + above)

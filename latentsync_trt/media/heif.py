@@ -32,24 +32,23 @@ def compose_photo(path: Path, container: InputContainer) -> VideoFrame:
     """Returns the whole photo of a file whose streams are its tiles; raises `MediaError` if they
     cannot be put together.
     """
-    try:
-        return _compose(path, container)
-    except (struct.error, LookupError, ValueError) as error:
-        what = "consists of parts that cannot be put together"
-        raise MediaError(f"{path}: {what}; export the photo as JPEG or PNG") from error
-
-
-def _compose(path: Path, container: InputContainer) -> VideoFrame:
     with path.open("rb") as file:
-        ids, properties = _read_layout(memoryview(file.read(_MAX_HEIF_BYTES)))
-    width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
-    check_size(path, width, height)
-    pictures = _decode_tiles(container, ids)
-    tiles = [pictures[number] for number in ids]
-    filters = _joining_filters(tiles, width, height)
-    for kind, content in properties:
-        filters += _filters_of(kind, content)
-    photo = apply_filters(tiles, *filters)
+        content = memoryview(file.read(_MAX_HEIF_BYTES))
+    try:
+        ids, properties = _read_layout(content)
+        width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
+        check_size(path, width, height)
+        pictures = _decode_tiles(container, ids)
+        tiles = [pictures[number] for number in ids]
+        filters = _joining_filters(tiles, width, height)
+        for kind, value in properties:
+            filters += _filters_of(kind, value)
+        photo = apply_filters(tiles, *filters)
+    except (struct.error, LookupError, ValueError) as error:
+        raise MediaError(
+            f"{path}: consists of parts that cannot be put together; "
+            "export the photo as JPEG or PNG"
+        ) from error
     photo.color_primaries = tiles[0].color_primaries
     photo.color_trc = tiles[0].color_trc
     photo.colorspace = tiles[0].colorspace

@@ -1,7 +1,6 @@
 """What an output does not keep of its source."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from io import BytesIO
 
@@ -43,9 +42,10 @@ def losses(contents: Contents) -> Iterator[str]:
     for view in contents.info.views:
         yield f"that the picture is {view} is left out: players show it flat"
     yield from contents.sound.notices
-    if contents.source is not None:
-        with open_input(contents.source) as container:
-            for stream in other_streams(contents.source, container):
+    source = contents.extras.source
+    if source is not None:
+        with open_input(source) as container:
+            for stream in other_streams(source, container):
                 if not fits_container(stream, suffix):
                     fits_mkv = fits_container(stream, ".mkv")
                     cure = f": {suffix} cannot hold it, .mkv can" if fits_mkv else ""
@@ -66,29 +66,21 @@ def _stream_label(stream: Stream) -> str:
     return f"the {stream.type} track {stream.index} ({kind})"
 
 
-@dataclass(frozen=True, slots=True)
-class _TrialFile:
-    """An output without packets."""
-
-    content: BytesIO
-    tags: Mapping[str, str]
-    """The tags that the file was to have."""
-    tracks: Mapping[str, TrackTags]
-    """The tags that its tracks were to have."""
-
-
 def _lost_tags(contents: Contents) -> Iterator[str]:
     """Names the tags that FFmpeg does not write into such a container, as tried in memory."""
     suffix = contents.suffix
-    trial = _write_trial_file(contents)
-    with av.open(trial.content) as written:
+    tags = contents.read_tags()
+    file = BytesIO()
+    tracks = _write_trial_file(contents, tags, file)
+    file.seek(0)
+    with av.open(file) as written:
         names = {name.lower() for name in written.metadata}
-        lost_tags = [name for name in trial.tags if name.lower() not in names and not is_mark(name)]
+        lost_tags = [name for name in tags if name.lower() not in names and not is_mark(name)]
         if lost_tags:
             cure = "" if suffix == ".mkv" else "; .mkv can"
             yield f"{suffix} cannot hold these tags: {', '.join(lost_tags)}{cure}"
         # chapters have a track behind them
-        for (name, track), stream in zip(trial.tracks.items(), written.streams, strict=False):
+        for (name, track), stream in zip(tracks.items(), written.streams, strict=False):
             kept = track_tags(stream)
             lost = track.lost_in(kept)
             if lost:
@@ -97,9 +89,12 @@ def _lost_tags(contents: Contents) -> Iterator[str]:
                 yield f"{suffix} marks {name} of the output as default: players may show it"
 
 
-def _write_trial_file(contents: Contents) -> _TrialFile:
-    file = BytesIO()
-    tags = contents.read_tags()
+def _write_trial_file(
+    contents: Contents, tags: Mapping[str, str], file: BytesIO
+) -> dict[str, TrackTags]:
+    """Writes an output with these tags, but without packets; returns the tags that its tracks were
+    to have.
+    """
     output = open_output(file, contents.suffix, tags, "+empty_moov", {})
     picture = output.add_stream("mpeg4", rate=MODEL_FPS)
     if contents.sound.pieces:
@@ -109,5 +104,4 @@ def _write_trial_file(contents: Contents) -> _TrialFile:
         packet = Packet(b"\0")  # Matroska is no file without one
         stamp_packet(packet, picture, 0, MODEL_FPS)
         output.mux(packet)
-    file.seek(0)
-    return _TrialFile(file, tags, tracks)
+    return tracks

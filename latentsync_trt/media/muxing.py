@@ -39,7 +39,9 @@ def assemble(
     """
     suffix = contents.suffix
     tags = contents.read_tags()
-    options = _muxer_options(finished, suffix)
+    options = {"max_interleave_delta": str(_MOST_HELD_US)}
+    if suffix != ".mkv" and finished.per_s >= _LEAST_TIMESCALE:
+        options["video_track_timescale"] = str(finished.per_s)
     container = open_output(f"file:{path}", suffix, tags, "+faststart", options)
     problems = list[str]()
     try:
@@ -49,14 +51,13 @@ def assemble(
             if contents.sound.pieces:
                 sound = open_soundtrack(contents.sound, container, finished.end_s)
                 streams.append(opened.enter_context(sound))
-            if contents.source is not None:
-                others = open_others(contents, container, finished.end_s)
-                timed_others = opened.enter_context(others)
-                streams += [_until_damaged(timed, problems) for timed in timed_others]
+            if contents.extras.source is not None:
+                others = opened.enter_context(open_others(contents, container, finished.end_s))
+                streams += [_until_damaged(timed, problems) for timed in others]
             container.start_encoding()  # opens the encoders
             _mux(container, streams, finished.end_s)
             container.close()
-        if contents.mark and suffix != ".mkv" and "xmp" not in tags:
+        if contents.extras.mark and suffix != ".mkv" and "xmp" not in tags:
             append_xmp(path)
     except BaseException:
         abandon(container, path)
@@ -69,13 +70,6 @@ def _mux(container: OutputContainer, streams: Sequence[TimedPackets], end_s: Fra
     kept = [takewhile(lambda timed: timed[0] < end_s, timed) for timed in streams]
     for _, packet in merge(*kept, key=itemgetter(0)):
         container.mux(packet)
-
-
-def _muxer_options(finished: FinishedParts, suffix: str) -> dict[str, str]:
-    options = {"max_interleave_delta": str(_MOST_HELD_US)}
-    if suffix != ".mkv" and finished.per_s >= _LEAST_TIMESCALE:
-        options["video_track_timescale"] = str(finished.per_s)
-    return options
 
 
 def _add_video(

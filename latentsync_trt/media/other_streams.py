@@ -90,7 +90,7 @@ def open_others(
     """Adds chapters, and those streams of the source that fit, to an open output of length `end_s`,
     which has its picture and sound, and gives all of them their tags.
     """
-    path = cast(Path, contents.source)
+    path = cast(Path, contents.extras.source)
     with ExitStack() as opened, open_input(path) as container:
         _set_chapters(container, contents.origin_s, output, end_s)
         _copy_tags(path, container, contents, output)
@@ -110,9 +110,8 @@ def open_others(
             else:
                 track = cast(AudioStream, stream)
                 copy = output.add_stream_from_template(track)
-                added.append(
-                    copied_sound(path, track, copy, Fraction(0), origin_s=contents.origin_s)
-                )
+                packets = copied_sound(path, track, copy, origin_s=contents.origin_s)
+                added.append(packets)
             _copy_track_tags(stream, output.streams[-1])
             if isinstance(stream, AudioStream) and contents.sound.pieces:
                 output.streams[-1].disposition &= ~Disposition.default  # players take the new sound
@@ -166,7 +165,7 @@ def _copied_subtitles(
     does not hold their form.
     """
     suffix = contents.suffix
-    path = cast(Path, contents.source)
+    path = cast(Path, contents.extras.source)
     if codec_name(stream) in _SUBTITLE_CODECS[suffix]:
         copy = output.add_stream_from_template(stream)
         packets = _subtitles(path, stream)

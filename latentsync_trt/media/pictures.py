@@ -28,7 +28,7 @@ from latentsync_trt.media.color import (
     interleaved_codes,
     planes_from_rgb,
 )
-from latentsync_trt.media.conversion import convert_format, frame_from_planes, tag_color
+from latentsync_trt.media.conversion import bits_of, convert_format, frame_from_planes, tag_color
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.hdr import hdr_curve
@@ -43,10 +43,11 @@ from latentsync_trt.types import (
 )
 
 _SMALL_HEIGHT_PX = 480
+"""The largest height of a picture that shows progress, as `Progress.picture` promises."""
 
 _IN_FLIGHT_BYTES = 1_200_000_000
-"""Of all frames of a clip that are in memory, three samples for each pixel: the bound of what waits
-between stages. Decoder and encoder take as much again. Frames of 3840×2160 stay in memory up to 30
+"""How many bytes of a clip's frames, with three samples for each pixel, may wait in memory between
+stages. Decoder and encoder take as much again. Frames of 3840×2160 stay in memory up to 30
 frames/s.
 """
 
@@ -134,8 +135,7 @@ class LazyRgb:
 
 def max_frames_in_memory(info: VideoInfo) -> int:
     """Returns how many frames of a video may wait in memory between stages."""
-    is_deep = VideoFormat(info.pixel_format).components[0].bits > 8
-    sample_bytes = 2 if is_deep else 1
+    sample_bytes = 2 if bits_of(VideoFormat(info.pixel_format)) > 8 else 1
     return _IN_FLIGHT_BYTES // (3 * sample_bytes * info.width_px * info.height_px)
 
 
@@ -157,8 +157,10 @@ def keep_on_disk(planes: YuvPlanes, folder: Path) -> PlanesOnDisk:
             file.flush()
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        what = f"cannot keep the large pictures that wait to be painted ({error.strerror})"
-        raise OutputError(f"{folder}: {what}; free some space, or write elsewhere") from error
+        raise OutputError(
+            f"{folder}: cannot keep the large pictures that wait to be painted "
+            f"({error.strerror}); free some space, or write elsewhere"
+        ) from error
     views = list[SampleArray]()
     offset = 0
     for plane in (planes.y, planes.u, planes.v):
@@ -194,13 +196,9 @@ def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
     """Returns the properties of a source whose frames have no planes: 8-bit RGB, written as that,
     or as 4:2:0 in BT.709.
     """
-    if rgb:
-        color = ColorTags(BT709, BT709, RGB_IDENTITY, full_range=True)
-        return VideoInfo(width_px, height_px, None, "gbrp", False, Fraction(1), color)
-    color = ColorTags(BT709, BT709, BT709, full_range=False)
-    return VideoInfo(
-        width_px, height_px, None, "yuv420p", False, Fraction(1), color, chroma_place=(1, 1)
-    )
+    color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
+    info = VideoInfo(width_px, height_px, None, "gbrp", False, Fraction(1), color)
+    return info if rgb else replace(info, pixel_format="yuv420p", chroma_place=(1, 1))
 
 
 def _planes_of(frame: Frame, info: VideoInfo) -> YuvPlanes:

@@ -123,7 +123,7 @@ class VideoPasses:
         self._origin_s: Fraction | None = None
         self._chunk = _MIN_CHUNK
 
-    def forward(self) -> Generator[Timed[VideoFrame], None, None]:
+    def forward(self) -> Generator[Timed[VideoFrame]]:
         """Yields all pictures; the first one's time is 0."""
         count = 0
         has_stamps = True
@@ -140,7 +140,7 @@ class VideoPasses:
             self._origin_s = origin_s if has_stamps else None
             self._mean_period_s = self._last_s / max(count - 1, 1)
 
-    def backward(self) -> Generator[Timed[VideoFrame], None, None]:
+    def backward(self) -> Generator[Timed[VideoFrame]]:
         """Yields the pictures from the last but one to the first, after a pass forward, with its
         times.
         """
@@ -179,7 +179,7 @@ class VideoPasses:
 
     def _pictures(
         self, container: InputContainer, stream: VideoStream, origin_s: Fraction | None = None
-    ) -> Generator[Timed[VideoFrame], None, None]:
+    ) -> Generator[Timed[VideoFrame]]:
         clock = clock_of(self._path, stream, origin_s=origin_s)
         frames = guarded(self._path, stream, decode_pictures(self._path, container, stream))
         timed = on_clock(map(_stamped, frames), clock, self._usual_period_s)

@@ -1,6 +1,5 @@
 """Copies of videos for browsers, and which videos need none."""
 
-from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -8,17 +7,16 @@ from pathlib import Path
 import av
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.decoding import is_photo
-from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.files import codec_name, open_input
-from latentsync_trt.media.pictures import picture_info, small_rgb
+from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.media.playback import HELD_S, Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.sound_pieces import SoundPiece
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.writer import write_rgb
 
-_PREVIEW_PX = 720
+_PREVIEW_HEIGHT_PX = 720
+"""The largest height of a preview: enough to judge lips by, quick to encode and to load."""
 _UNSEEN_S = Fraction(1, 100)
 """By which pictures beside each other may be apart: less than half the period of any."""
 _PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
@@ -67,18 +65,15 @@ def write_preview(video: Path, target: Path, playback: Playback | None = None) -
     times of `playback`; raises `LatentSyncError`.
     """
     info = probe(video)
-    extras = FileExtras(_sound_beside(video) if playback is None else ())
-    writer: VideoWriter | None = None
-    with ExitStack() as opened:
-        for frame in read_frames(video, playback or Playback()):
-            rgb = small_rgb(info, frame, max_height_px=_PREVIEW_PX)
-            if writer is None:
-                height_px, width_px, _ = rgb.shape
-                small = picture_info(width_px, height_px, rgb=False)
-                small = replace(small, frames_per_s=info.frames_per_s, time_base=info.time_base)
-                encoder = choose_encoder(_PREVIEW, small)
-                writer = opened.enter_context(VideoWriter(target, small, encoder, extras))
-            writer.write(replace(frame, picture=rgb, planes=None))
+    frames = (
+        replace(
+            frame, picture=small_rgb(info, frame, max_height_px=_PREVIEW_HEIGHT_PX), planes=None
+        )
+        for frame in read_frames(video, playback or Playback())
+    )
+    sound = _sound_beside(video) if playback is None else ()
+    rate = info.frames_per_s
+    write_rgb(target, frames, _PREVIEW, sound, frames_per_s=rate, time_base=info.time_base)
 
 
 def _sound_beside(video: Path) -> tuple[SoundPiece, ...]:

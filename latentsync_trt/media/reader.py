@@ -24,17 +24,12 @@ from latentsync_trt.media.conversion import (
 from latentsync_trt.media.decoding import (
     chroma_place_of,
     decode_pictures,
-    is_damaged,
     is_photo,
-    new_aspect_of,
+    mark_of,
     top_field_first,
 )
 from latentsync_trt.media.ending import end_of, knows_end
-from latentsync_trt.media.files import (
-    open_input,
-    picture_streams,
-    reading,
-)
+from latentsync_trt.media.files import open_input, picture_streams, reading
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.playback import Playback, VideoPasses, played, video_stream
 from latentsync_trt.media.timing import (
@@ -127,6 +122,7 @@ def read_frames(
             if store is not None:
                 planes = store(planes)
             picture = LazyRgb(planes)
+            mark = mark_of(decoded)
         yield Frame(
             index,
             played_picture.time_s,
@@ -134,8 +130,8 @@ def read_frames(
             source_picture.time_s,
             picture,
             planes,
-            damaged=is_damaged(decoded),
-            new_aspect=new_aspect_of(decoded),
+            damaged=mark.is_damaged,
+            new_aspect=mark.new_aspect,
         )
     if decoded is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")

@@ -76,8 +76,8 @@ def splice(
 
 
 def place_piece(
-    recording: Generator[Float32Array, None, None], piece: SoundPiece, channels: int, rate_hz: int
-) -> Generator[Float32Array, None, None]:
+    recording: Generator[Float32Array], piece: SoundPiece, channels: int, rate_hz: int
+) -> Generator[Float32Array]:
     """Yields a piece of its recording in blocks `(n, channels)` from sample 0 of the output on,
     with ramps at cuts. The recording's own start and end have no ramp. It is open only while it is
     heard.
@@ -115,8 +115,8 @@ def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Flo
 
 
 def mix_tracks(
-    tracks: Sequence[Generator[Float32Array, None, None]], channels: int, rate_hz: int
-) -> Generator[Float32Array, None, None]:
+    tracks: Sequence[Generator[Float32Array]], channels: int, rate_hz: int
+) -> Generator[Float32Array]:
     """Yields the sum of `tracks` from sample 0 to the end of the last: blocks `(n, channels)`."""
     with ExitStack() as opened:
         count = nearest(_BLOCK_S, rate_hz)

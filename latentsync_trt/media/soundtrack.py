@@ -24,7 +24,13 @@ from latentsync_trt.media.audio import (
     open_audio,
     sound_blocks,
 )
-from latentsync_trt.media.files import TimedPackets, codec_name, guarded, reason_of
+from latentsync_trt.media.files import (
+    FFMPEG_FORMATS,
+    TimedPackets,
+    codec_name,
+    guarded,
+    reason_of,
+)
 from latentsync_trt.media.mixer import Mixer, standard_layout, usual_layout
 from latentsync_trt.media.sound_pieces import SoundPiece, mix_tracks, place_piece
 from latentsync_trt.media.timing import clock_of, nearest, stamp_packet
@@ -76,6 +82,8 @@ class ChosenSound:
     """FFmpeg's name of the encoded sound's channel layout."""
     gain: float = 1.0
     """What the samples are multiplied with, to keep within full scale."""
+    is_lossy: bool = False
+    """Whether a piece has lost something by its codec."""
     notices: tuple[str, ...] = ()
     """What is missing, why the sound is encoded, or softer."""
 
@@ -96,21 +104,20 @@ def choose_sound(
     if problem is None:
         return ChosenSound(pieces)
     codec = _LOSSLESS_CODECS.get(suffix, "aac") if lossless else "aac"
-    form = _format_of_sum(pieces, codec)
-    sound = ChosenSound(pieces, codec, form.rate_hz, form.layout)
+    sound = _encoded_sum(pieces, codec)
     refusal = _why_not_written(sound, suffix)
     if refusal is not None:
-        cure = 'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         raise MediaError(
-            f"{pieces[0].path}: its sound ({form.layout}) cannot be encoded as {codec}: {refusal}; "
-            f"{cure}"
+            f"{pieces[0].path}: its sound ({sound.layout}) cannot be encoded as {codec}: "
+            f"{refusal}; "
+            'convert it: ffmpeg -i FILE -af "pan=stereo|c0=c0|c1=c1" -ar 48000 NEW.wav'
         )
     gain = _gain(sound)
     softer = ""
     if gain < 1:
         softer = f"; all of it is {-20 * log10(gain):.1f} dB softer, as it exceeds full scale"
     notices = list[str]()
-    if softer or form.is_lossy:  # what was never compressed is encoded once, as in any such file
+    if softer or sound.is_lossy:  # what was never compressed is encoded once, as in any such file
         name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
         notices.append(f"the sound is encoded as {name}: {problem}{softer}")
     return replace(sound, gain=gain, notices=tuple(notices))
@@ -139,18 +146,10 @@ def open_soundtrack(
         yield _encoded_blocks((block * np.float32(sound.gain) for block in blocks), added, end_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """A format in which the sum of pieces is encoded."""
-
-    rate_hz: int
-    layout: str
-    is_lossy: bool
-    """Whether a piece has lost something by its codec."""
-
-
-def _format_of_sum(pieces: Iterable[SoundPiece], codec: str) -> _Format:
-    """Returns the format with the most channels and the highest rate that the codec takes."""
+def _encoded_sum(pieces: tuple[SoundPiece, ...], codec: str) -> ChosenSound:
+    """Returns the sum of `pieces` with the most channels and the highest rate that the codec
+    takes.
+    """
     rates_hz = list[int]()
     layouts = dict[int, str]()
     is_lossy = False
@@ -166,7 +165,7 @@ def _format_of_sum(pieces: Iterable[SoundPiece], codec: str) -> _Format:
         layout = standard_layout(layout)
         if rate_hz not in _AAC_RATES_HZ:
             rate_hz = 48000
-    return _Format(rate_hz, layout, is_lossy)
+    return ChosenSound(pieces, codec, rate_hz, layout, is_lossy=is_lossy)
 
 
 def _gain(sound: ChosenSound) -> float:
@@ -209,9 +208,11 @@ def _why_encoded(pieces: tuple[SoundPiece, ...], suffix: str) -> str | None:
 
 def _why_not_written(sound: ChosenSound, suffix: str) -> str | None:
     """Returns why a sound cannot be written, as tried in memory; None if it can."""
-    output = av.open(BytesIO(), "w", format="matroska" if suffix == ".mkv" else suffix[1:])
     try:
-        with open_soundtrack(sound, output, Fraction(0)):
+        with (
+            av.open(BytesIO(), "w", format=FFMPEG_FORMATS[suffix]) as output,
+            open_soundtrack(sound, output, Fraction(0)),
+        ):
             output.start_encoding()
     except (FFmpegError, ValueError) as error:
         return reason_of(error)
@@ -226,8 +227,7 @@ def _why_too_loud(piece: SoundPiece) -> str | None:
         codec = codec_name(stream)
     if not codec.startswith("pcm_f"):
         return None
-    form = _format_of_sum([piece], codec)
-    if _peak(ChosenSound((piece,), codec, form.rate_hz, form.layout)) > _MOST_PEAK:
+    if _peak(_encoded_sum((piece,), codec)) > _MOST_PEAK:
         return "it is far above full scale"
     return None
 
@@ -255,7 +255,7 @@ def copied_sound(
     path: Path,
     stream: AudioStream,
     copy: AudioStream,
-    delay_s: Fraction,
+    delay_s: Fraction = Fraction(0),
     *,
     origin_s: Fraction | None = None,
 ) -> TimedPackets:
@@ -323,12 +323,12 @@ def _encoded_blocks(
         yield Fraction(max(position - 1, 0), rate_hz), packet  # before `end_s`
 
 
-def _mixed_pieces(sound: ChosenSound) -> Generator[Float32Array, None, None]:
+def _mixed_pieces(sound: ChosenSound) -> Generator[Float32Array]:
     """Yields the sum of all pieces, in blocks `(n, channels)`."""
     layout = sound.layout
     rate_hz = sound.rate_hz
     channels = AudioLayout(layout).nb_channels
-    tracks = list[Generator[Float32Array, None, None]]()
+    tracks = list[Generator[Float32Array]]()
     for piece in sound.pieces:
         frames = audio_frames(piece.path)
         recording = sound_blocks(piece.path, frames, Mixer(layout, rate_hz))

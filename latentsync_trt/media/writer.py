@@ -34,7 +34,11 @@ from latentsync_trt.media.timing import nearest
 from latentsync_trt.stopping import delayed
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
-_NEAR_LOSSLESS_CRF = 10
+_NEAR_LOSSLESS = SyncOptions(crf=10)
+"""Finer than the default of H.264, 16, so that what is measured in it is hardly the encoder's work;
+0 would be a profile that few players decode.
+"""
+_LOSSLESS = SyncOptions(codec="ffv1")
 
 _CAN_GO_ON = (KeyboardInterrupt, OutOfMemory, InferenceError, OutputError)
 """Errors after which the same command may succeed: Ctrl-C, a lack of memory, a lost GPU, a full
@@ -79,7 +83,6 @@ class VideoWriter:
         suffix = output.suffix.lower()
         self.output = output
         self._resume = resume
-        self._sign = extras.sign
         self._contents = choose_contents(suffix, encoder, info, extras)
         self._maker = PictureMaker(info, encoder)
         per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
@@ -186,8 +189,9 @@ class VideoWriter:
             # short, as Windows limits paths to 259 characters
             whole = self._folder / f"whole{self.output.suffix}"
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
-            if self._sign is not None:
-                self.notices += self._sign(whole)
+            sign = self._contents.extras.sign
+            if sign is not None:
+                self.notices += sign(whole)
             try:
                 put_in_place(whole, self.output)
             finally:
@@ -208,21 +212,35 @@ def write_pictures(
     first audio stream of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as
     `VideoWriter`.
     """
-    remaining = iter(pictures)
+    sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
+    frames = (
+        Frame(index, index / fps, 1 / fps, index / fps, rgb, None)
+        for index, rgb in enumerate(pictures)
+    )
+    options = _LOSSLESS if lossless else _NEAR_LOSSLESS
+    write_rgb(path, frames, options, sound, frames_per_s=fps, time_base=1 / fps)
+
+
+def write_rgb(
+    path: Path,
+    frames: Iterable[Frame],
+    options: SyncOptions,
+    sound: tuple[SoundPiece, ...],
+    *,
+    frames_per_s: Fraction | None,
+    time_base: Fraction | None,
+) -> None:
+    """Writes frames of one size that have no planes: as RGB where `options` name FFV1, else as
+    4:2:0. The sound is cut at the end of the last. Raises as `VideoWriter`.
+    """
+    remaining = iter(frames)
     first = next(remaining, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
-    period_s = 1 / fps
-    height_px, width_px, _ = first.shape
-    info = picture_info(width_px, height_px, rgb=lossless)
-    info = replace(info, frames_per_s=fps, time_base=period_s)
-    options = SyncOptions(crf=_NEAR_LOSSLESS_CRF)
-    if lossless:
-        options = SyncOptions(codec="ffv1")
-    extras = NO_EXTRAS
-    if audio is not None:
-        extras = FileExtras((SoundPiece(audio, audio_delay_s),))
-    with VideoWriter(path, info, choose_encoder(options, info), extras) as writer:
-        for index, rgb in enumerate(chain([first], remaining)):
-            time_s = index * period_s
-            writer.write(Frame(index, time_s, period_s, time_s, rgb, None))
+    height_px, width_px, _ = first.picture.shape
+    info = picture_info(width_px, height_px, rgb=options.codec == "ffv1")
+    info = replace(info, frames_per_s=frames_per_s, time_base=time_base)
+    encoder = choose_encoder(options, info)
+    with VideoWriter(path, info, encoder, FileExtras(sound)) as writer:
+        for frame in chain([first], remaining):
+            writer.write(frame)
