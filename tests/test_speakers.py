@@ -11,8 +11,8 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.option_fields import Speaker
 from latentsync_trt.sync.sound import Sound, resolve_speakers
-from latentsync_trt.sync.timeline import Span, notices_of_cuts, span_of
-from latentsync_trt.sync.turns import MARGIN_S, read_turns
+from latentsync_trt.sync.timeline import notices_of_cuts, span_of
+from latentsync_trt.sync.turns import MARGIN_S, Span, read_turns
 
 ANN_AND_BEN = """
 ;; written by a diarization tool
@@ -35,7 +35,7 @@ def test_turns_of_every_speaker_in_the_order_of_the_first(tmp_path: Path) -> Non
     assert list(turns) == ["ann", "ben"]
     # With their margins, the first two turns of ann meet.
     ends_s = Fraction(37, 10) + MARGIN_S, 10 + MARGIN_S
-    assert turns["ann"].spans_s == ((1 - MARGIN_S, ends_s[0]), (9 - MARGIN_S, ends_s[1]))
+    assert turns["ann"].spans == (Span(1 - MARGIN_S, ends_s[0]), Span(9 - MARGIN_S, ends_s[1]))
     assert Fraction(39, 10) not in turns["ann"]
     assert Fraction(389, 100) in turns["ann"]
 

@@ -191,14 +191,16 @@ def test_whose_the_speech_of_a_dub_is(
         [Turn(*one) for one in speaks], shots_s, speech_s, lambda times_s: times_s
     )
     found = {
-        person: [tuple(map(float, times)) for times in one.spans_s]
+        person: [(float(span.start_s), float(span.end_s)) for span in one.spans]
         for person, one in dubbed.turns.items()
     }
     assert found == {
         person: [pytest.approx(times, abs=0.041) for times in spans]
         for person, spans in expected.items()
     }
-    assert list(dubbed.unassigned_s) == [pytest.approx(times, abs=0.041) for times in unassigned_s]
+    assert [(float(span.start_s), float(span.end_s)) for span in dubbed.unassigned] == [
+        pytest.approx(times, abs=0.041) for times in unassigned_s
+    ]
 
 
 def test_tracks_keep_who_speaks_and_can_be_edited(tmp_path: Path) -> None:

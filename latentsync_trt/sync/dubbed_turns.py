@@ -1,6 +1,6 @@
 """`--face speaking`: whose the speech of a dub is, by who speaks in the source."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -18,7 +18,7 @@ from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.source_speakers import detect_speakers
 from latentsync_trt.sync.speech import FindSpeech
-from latentsync_trt.sync.turns import MARGIN_S, SpeakerTurns
+from latentsync_trt.sync.turns import MARGIN_S, Span, SpeakerTurns
 from latentsync_trt.types import BoolArray, FaceDetector, Float64Array, runs_of_true, within
 
 IntArray = NDArray[np.int64]
@@ -36,7 +36,7 @@ class DubbedTurns:
 
     turns: dict[int, SpeakerTurns]
     """When each person is painted, by number."""
-    unassigned_s: tuple[tuple[Fraction, Fraction], ...]
+    unassigned: tuple[Span, ...]
     """When there is speech that is assigned to no one."""
 
 
@@ -68,9 +68,9 @@ def assign_speech(
             f"{inputs.video}: shows {len(tracks.people)} people, and none is seen to speak; name "
             "one with --face index:N or --speaker N=FILE (latentsync-trt faces)"
         )
-    if dubbed.unassigned_s:
-        lasts_s = float(sum(end_s - start_s for start_s, end_s in dubbed.unassigned_s))
-        first_s = float(dubbed.unassigned_s[0][0])
+    if dubbed.unassigned:
+        lasts_s = float(sum(span.end_s - span.start_s for span in dubbed.unassigned))
+        first_s = float(dubbed.unassigned[0].start_s)
         notices.add(
             f"no one is painted in {lasts_s:.1f} s of the speech, from {first_s:.1f} s on: the "
             "source does not show who speaks there; to change that, give --faces with edited tracks"
@@ -138,14 +138,14 @@ def dubbed_turns(
     turns = dict[int, SpeakerTurns]()
     for person in sorted(set(owners.tolist()) - {_NO_ONE}):
         painted = _with_silence_around(owners == person, ~spoken, shots)
-        turns[person] = SpeakerTurns(tuple(_spans_s(painted)))
-    return DubbedTurns(turns, tuple(_spans_s(spoken & (owners == _NO_ONE))))
+        turns[person] = SpeakerTurns(_spans_of(painted))
+    return DubbedTurns(turns, _spans_of(spoken & (owners == _NO_ONE)))
 
 
-def _spans_s(frames: BoolArray) -> Iterator[tuple[Fraction, Fraction]]:
-    """Yields the starts and ends of runs of True."""
-    for start, end in runs_of_true(frames):
-        yield Fraction(start, MODEL_FPS), Fraction(end, MODEL_FPS)
+def _spans_of(frames: BoolArray) -> tuple[Span, ...]:
+    """Returns the runs of True as spans of time."""
+    runs = runs_of_true(frames)
+    return tuple(Span(Fraction(start, MODEL_FPS), Fraction(end, MODEL_FPS)) for start, end in runs)
 
 
 def _owners(
@@ -182,23 +182,19 @@ def _nearest_speakers(speaks: Sequence[Turn], times_s: Float64Array) -> IntArray
 
 def _begin_in_pauses(owners: IntArray, shots: IntArray, spoken: BoolArray) -> None:
     """Gives what lies before the first and after the last change in each span of speech to the
-    neighbor, if it is short.
+    neighbor in the same shot, if it is short.
     """
-    for start, end in runs_of_true(spoken):
-        _shift_changes(owners[start:end], shots[start:end])
-
-
-def _shift_changes(owners: IntArray, shots: IntArray) -> None:
-    """Gives the short ends of one span of speech, see `_begin_in_pauses`, to their neighbors."""
-    edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     short = _FARTHEST_S * MODEL_FPS
-    for before, change, after in zip(edges, edges[1:], edges[2:], strict=False):
-        if shots[change - 1] != shots[change]:
-            continue
-        if before == 0 and change < short:
-            owners[:change] = owners[change]
-        elif after == len(owners) and after - change < short:
-            owners[change:] = owners[change - 1]
+    for start, end in runs_of_true(spoken):
+        changes = np.flatnonzero(np.diff(owners[start:end])) + start + 1
+        edges = [start, *changes.tolist(), end]
+        for before, change, after in zip(edges, edges[1:], edges[2:], strict=False):
+            if shots[change - 1] != shots[change]:
+                continue
+            if before == start and change - start < short:
+                owners[start:change] = owners[change]
+            elif after == end and end - change < short:
+                owners[change:end] = owners[change - 1]
 
 
 def _with_silence_around(painted: BoolArray, silent: BoolArray, shots: IntArray) -> BoolArray:

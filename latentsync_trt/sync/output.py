@@ -17,6 +17,7 @@ from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.pace import Pace
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.timeline import Timeline, soundtrack_of
+from latentsync_trt.sync.turns import Span, joined
 from latentsync_trt.types import Frame, Patch, Progress, UInt8Array
 
 _SAME_DAMAGE_S = Fraction(1, 2)
@@ -114,22 +115,21 @@ class _SourceProblems:
     """What is wrong with the pictures of the source."""
 
     def __init__(self) -> None:
-        self._damaged = dict[Fraction, Fraction]()
-        """Start and end of damaged pictures, in times of the source."""
+        self._damaged = set[Span]()
+        """Damaged pictures, in times of the source."""
         self._new_aspect: tuple[Fraction, Fraction] | None = None
         """The first other aspect of pixels, and its time in the source."""
 
     def add(self, frame: Frame) -> None:
         if frame.damaged:
-            self._damaged.setdefault(frame.source_s, frame.source_s + frame.duration_s)
+            self._damaged.add(Span(frame.source_s, frame.source_s + frame.duration_s))
         if frame.new_aspect is not None and self._new_aspect is None:
             self._new_aspect = (frame.new_aspect, frame.source_s)
 
     def notices(self, video: Path) -> list[str]:
         notices = []
-        spans_s = self._damaged_spans_s()
-        if spans_s:
-            times = [f"{float(start_s):.2f} to {float(end_s):.2f}" for start_s, end_s in spans_s]
+        times = list(map(str, joined(self._damaged, _SAME_DAMAGE_S)))
+        if times:
             where = f"{', '.join(times[:_MOST_TIMES])} s"
             if len(times) > _MOST_TIMES:
                 where += f", and {len(times) - _MOST_TIMES} more times"
@@ -145,11 +145,3 @@ class _SourceProblems:
                 f"make its pixels square first: {command}"
             )
         return notices
-
-    def _damaged_spans_s(self) -> list[tuple[Fraction, Fraction]]:
-        spans_s = list[tuple[Fraction, Fraction]]()
-        for start_s, end_s in sorted(self._damaged.items()):
-            if spans_s and start_s - spans_s[-1][1] <= _SAME_DAMAGE_S:
-                start_s, _ = spans_s.pop()
-            spans_s.append((start_s, end_s))
-        return spans_s

@@ -9,6 +9,7 @@ from latentsync_trt.media.playback import short_number
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import FindSpeech
+from latentsync_trt.sync.turns import Span
 
 
 def preview_of(inputs: Inputs, find_speech: FindSpeech) -> tuple[Inputs, str]:
@@ -43,14 +44,12 @@ def _speech_from(sound: Sound, find_speech: FindSpeech, start_s: Fraction) -> It
     of the output.
     """
     for speaker, piece in enumerate(sound.recordings):
-        turns_s: tuple[tuple[Fraction, Fraction | None], ...] = ((start_s, None),)
-        if sound.turns is not None:
-            turns_s = sound.turns[speaker].spans_s
+        turns = (Span(start_s),) if sound.turns is None else sound.turns[speaker].spans
         for speech_start_s, speech_end_s in find_speech(piece.path).spans_s:
             end_s = piece.at_s + Fraction(speech_end_s)
-            for turn_start_s, turn_end_s in turns_s:
-                from_s = max(piece.at_s + Fraction(speech_start_s), turn_start_s, start_s)
-                if from_s < end_s and (turn_end_s is None or from_s < turn_end_s):
+            for turn in turns:
+                from_s = max(piece.at_s + Fraction(speech_start_s), turn.start_s, start_s)
+                if from_s < min(end_s, turn.end_s):
                     yield from_s
 
 

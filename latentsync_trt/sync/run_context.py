@@ -1,6 +1,6 @@
 """What the stages of one clip share."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import perf_counter
@@ -8,6 +8,8 @@ from time import perf_counter
 from latentsync_trt.compositing.enhancer import load_enhancer
 from latentsync_trt.errors import Notices
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media.ending import notices_of_ending
+from latentsync_trt.media.playback import notices_of_rate
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.dubbed_turns import assign_speech
@@ -60,7 +62,7 @@ def begin_run(
     notices = Notices(slot.on_notice)
     detector = slot.detector()
     find_speech = cache(partial(speech_in, ask=progress.ask))
-    return RunContext(
+    run = RunContext(
         slot=slot,
         inputs=resolve_inputs(inputs, detector, find_speech, notices, progress),
         model=model,
@@ -72,6 +74,21 @@ def begin_run(
         clock=StageClock(),
         start_s=start_s,
     )
+    run.add_notices(_notices_of_inputs(run))
+    return run
+
+
+def _notices_of_inputs(run: RunContext) -> Iterator[str]:
+    """Yields what is unusual about the bundle, the provider and the files."""
+    inputs = run.inputs
+    sound = inputs.sound
+    yield from run.slot.bundle.manifest.notices_at(run.resolution_px)
+    yield from notices_of_rate(inputs.info, inputs.options)
+    yield from run.slot.selection.notices()
+    if sound.notice is not None:
+        yield sound.notice
+    for path in dict.fromkeys((inputs.video, *sound.files)):
+        yield from notices_of_ending(path)
 
 
 def resolve_inputs(

@@ -31,6 +31,8 @@ T = TypeVar("T")
 FindSpeech = Callable[[Path], "Speech"]
 """Returns when somebody speaks in a recording."""
 
+Listen = Callable[[SoundPiece, Iterable[Float32Array]], Iterable[Float32Array]]
+
 _NOTABLE_S = 0.1
 """Seconds of lost sound from which a notice says so."""
 
@@ -70,7 +72,7 @@ class OpenSpeech:
 
     Args:
         encode_mel, filters: as for `SpeechStream`.
-        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+        listen: gets each recording and its blocks, and passes these on.
         find_speech: as `speech_in`.
     """
 
@@ -80,7 +82,7 @@ class OpenSpeech:
         encode_mel: Callable[[Float32Array], Float32Array],
         filters: Float32Array,
         options: SyncOptions,
-        listen: Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]] | None = None,
+        listen: Listen = lambda _, blocks: blocks,
         find_speech: FindSpeech = speech_in,
     ) -> None:
         self._recordings = sound.recordings
@@ -88,17 +90,11 @@ class OpenSpeech:
         self.notices = list[str]()
         """Recordings without speech, and channels of which something is lost."""
 
-        def listen_to(piece: SoundPiece, blocks: Iterable[Float32Array]) -> Iterable[Float32Array]:
-            for speaker, recording in enumerate(sound.recordings):
-                if listen is not None and recording == piece:
-                    blocks = listen(speaker, blocks)
-            return blocks
-
         with ExitStack() as opened:
             for piece in dict.fromkeys(sound.recordings):
                 find = cache(partial(find_speech, piece.path))
                 silenced = find() if options.silence == "closed" else None
-                reader = _Reader(piece.path, silenced, partial(listen_to, piece))
+                reader = _Reader(piece.path, silenced, partial(listen, piece))
                 plan = _segments_plan(options.audio_segments, find)
                 stream = SpeechStream(reader.blocks, encode_mel, filters, plan)
                 self._streams[piece] = opened.enter_context(closing(stream))

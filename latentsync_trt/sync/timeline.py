@@ -2,7 +2,6 @@
 seconds.
 """
 
-import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -16,26 +15,10 @@ from latentsync_trt.media.sound_pieces import SoundPiece, splice
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import OpenSpeech
+from latentsync_trt.sync.turns import NO_END_S, Span
 
 _NOTABLE_CUT_S = Fraction(1, 10)
 """Seconds of speech whose cut needs a notice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The part of the output that is synced."""
-
-    start_s: Fraction = Fraction(0)
-    end_s: Fraction | None = None
-    """None for the end of the output."""
-
-    def __contains__(self, time_s: Fraction) -> bool:
-        return self.start_s <= time_s and (self.end_s is None or time_s < self.end_s)
-
-    def frames(self, frames_per_s: Fraction) -> range:
-        """Returns the approximate indices of the frames in the span."""
-        end = sys.maxsize if self.end_s is None else ceil(self.end_s * frames_per_s)
-        return range(ceil(self.start_s * frames_per_s), end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +26,7 @@ class Timeline:
     """What of the output is synced, and how the video is played for it."""
 
     span: Span
+    """The part of the output that is synced."""
     playback: Playback
     frames_per_s: Fraction | None
     """Of the output; None where the source does not state it."""
@@ -51,7 +35,8 @@ class Timeline:
     @property
     def frames(self) -> range:
         """The approximate indices of the frames that are synced."""
-        return self.span.frames(self.frames_per_s or Fraction(MODEL_FPS))
+        rate = self.frames_per_s or MODEL_FPS
+        return range(ceil(self.span.start_s * rate), ceil(self.span.end_s * rate))
 
 
 def timeline_of(inputs: Inputs, speech: OpenSpeech) -> Timeline:
@@ -84,11 +69,9 @@ def span_of(options: SyncOptions, speech: Sound, video: Path, speech_end_s: Frac
     end_s = options.end
     if end_s is None and options.start is not None and not speech.is_of(video):
         end_s = speech_end_s
-    span = Span(options.start or Fraction(0), end_s)
-    from_s = max(span.start_s, speech.starts_s)
-    to_s = speech_end_s if end_s is None else min(end_s, speech_end_s)
-    if to_s <= from_s:
-        spoken = f"from {float(speech.starts_s):.2f} to {float(speech_end_s):.2f} s of the output"
+    span = Span(options.start or Fraction(0), NO_END_S if end_s is None else end_s)
+    if min(span.end_s, speech_end_s) <= max(span.start_s, speech.starts_s):
+        spoken = f"from {Span(speech.starts_s, speech_end_s)} s of the output"
         raise InputError(
             f"no speech in the part that is synced: the speech goes {spoken}; "
             "change --start, --end or --offset"
@@ -101,8 +84,6 @@ def _heard_until_s(sound: Sound, span: Span, speech_end_s: Fraction) -> Fraction
     end_s = speech_end_s
     if sound.mix is not None:
         end_s = sound.mix.at_s + audio_duration_s(sound.mix.path)
-    if span.end_s is None:
-        return end_s
     return min(end_s, span.end_s)
 
 
@@ -131,7 +112,7 @@ def notices_of_cuts(span: Span, speech: Sound, video: Path, speech_end_s: Fracti
     if speech.is_of(video):  # which is heard before and after the part
         return []
     starts_s = speech.starts_s
-    ends_s = min(span.end_s or speech_end_s, speech_end_s)
+    ends_s = min(span.end_s, speech_end_s)
     notices = []
     before_s = span.start_s - starts_s
     if before_s > _NOTABLE_CUT_S:
@@ -153,4 +134,5 @@ def soundtrack_of(sound: Sound, span: Span) -> tuple[SoundPiece, ...]:
         speech = (sound.mix,)
     if speech == (sound.video_sound,) or span == Span():
         return speech
-    return splice(sound.video_sound, speech, span.start_s, span.end_s)
+    end_s = None if span.end_s == NO_END_S else span.end_s
+    return splice(sound.video_sound, speech, span.start_s, end_s)

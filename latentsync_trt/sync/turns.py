@@ -1,10 +1,11 @@
-"""Turns: when each speaker of a recording is painted, and the RTTM files that say so."""
+"""Spans of time, and turns: when each speaker of a recording is painted, as RTTM files say."""
 
+import sys
 from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 
 from latentsync_trt.errors import InputError
@@ -18,21 +19,50 @@ _TURN = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
 """What a line of an RTTM file looks like."""
 
 
+NO_END_S = Fraction(sys.maxsize)
+"""The end of a span that goes on to the end of the output, whenever that is."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A part of the output or of a source, in exact seconds."""
+
+    start_s: Fraction = Fraction(0)
+    end_s: Fraction = NO_END_S
+
+    def __contains__(self, time_s: Fraction) -> bool:
+        return self.start_s <= time_s < self.end_s
+
+    def __str__(self) -> str:
+        return f"{float(self.start_s):.2f} to {float(self.end_s):.2f}"
+
+
+def joined(spans: Iterable[Span], gap_s: Fraction) -> tuple[Span, ...]:
+    """Returns the spans in order; those that are apart by at most `gap_s` become one."""
+    ascending = list[Span]()
+    for span in sorted(spans):
+        if ascending and span.start_s - ascending[-1].end_s <= gap_s:
+            before = ascending.pop()
+            span = Span(before.start_s, max(before.end_s, span.end_s))
+        ascending.append(span)
+    return tuple(ascending)
+
+
 @dataclass(frozen=True, slots=True)
 class SpeakerTurns:
     """When one speaker is painted."""
 
-    spans_s: tuple[tuple[Fraction, Fraction], ...]
+    spans: tuple[Span, ...]
     """Ascending, and apart from each other."""
 
     def __contains__(self, time_s: Fraction) -> bool:
-        position = bisect(self.spans_s, time_s, key=itemgetter(0)) - 1
-        return position >= 0 and time_s < self.spans_s[position][1]
+        position = bisect(self.spans, time_s, key=attrgetter("start_s")) - 1
+        return position >= 0 and time_s in self.spans[position]
 
     def later(self, by_s: Fraction) -> "SpeakerTurns":
         """Returns the same turns, `by_s` later."""
-        spans_s = ((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s)
-        return SpeakerTurns(tuple(spans_s))
+        spans = (Span(span.start_s + by_s, span.end_s + by_s) for span in self.spans)
+        return SpeakerTurns(tuple(spans))
 
 
 def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTurns]:
@@ -49,7 +79,7 @@ def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTur
         InputError: the file is no text, a line is damaged, no line is a turn, or several recordings
             are described.
     """
-    turns = dict[str, list[tuple[Fraction, Fraction]]]()
+    turns = dict[str, list[Span]]()
     recordings = dict[str, None]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         fields = line.split()
@@ -58,7 +88,8 @@ def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTur
         try:
             start_s = at_s + _seconds(fields[3])
             end_s = start_s + _seconds(fields[4])
-            turns.setdefault(fields[7], []).append((start_s, end_s))
+            span = Span(start_s - MARGIN_S, end_s + MARGIN_S)
+            turns.setdefault(fields[7], []).append(span)
         except (ValueError, IndexError):
             problem = f"{path}: line {number} is damaged: {line.strip()!r} is not {_TURN!r}"
             raise InputError(problem, usage=False) from None
@@ -71,7 +102,7 @@ def read_turns(path: Path, at_s: Fraction = Fraction(0)) -> dict[str, SpeakerTur
         problem = f"{path}: describes several recordings ({names}); keep the lines of one"
         raise InputError(problem, usage=False)
     names_by_time = sorted(turns, key=lambda name: min(turns[name]))
-    return {name: _with_margins(turns[name]) for name in names_by_time}
+    return {name: SpeakerTurns(joined(turns[name], Fraction(0))) for name in names_by_time}
 
 
 def _seconds(text: str) -> Fraction:
@@ -83,16 +114,3 @@ def _seconds(text: str) -> Fraction:
     if value < 0:
         raise ValueError(text)
     return value
-
-
-def _with_margins(turns: Iterable[tuple[Fraction, Fraction]]) -> SpeakerTurns:
-    """Returns the turns, longer by `MARGIN_S` at both ends; those that touch then become one."""
-    spans_s: list[tuple[Fraction, Fraction]] = []
-    for turn_start_s, turn_end_s in sorted(turns):
-        start_s = turn_start_s - MARGIN_S
-        end_s = turn_end_s + MARGIN_S
-        if spans_s and start_s <= spans_s[-1][1]:
-            start_s, last_end_s = spans_s.pop()
-            end_s = max(end_s, last_end_s)
-        spans_s.append((start_s, end_s))
-    return SpeakerTurns(tuple(spans_s))

@@ -5,7 +5,8 @@ from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import cycle, islice
+from functools import partial
+from itertools import chain, cycle, islice
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -53,8 +54,7 @@ class WindowPlanner(Generic[T]):
     """
 
     def __init__(self, frames: int, *, streams: int = 1) -> None:
-        self._frames = frames
-        self._streams = streams
+        self._new_track = partial(_OpenTrack[T], frames, streams)
         self._tracks: dict[Hashable, _OpenTrack[T]] = {}
 
     def push(self, items: Mapping[Hashable, T]) -> list[Window[T]]:
@@ -68,7 +68,7 @@ class WindowPlanner(Generic[T]):
                 ready += self._tracks.pop(key).finish()
         for key, item in items.items():
             if key not in self._tracks:
-                self._tracks[key] = _OpenTrack(self._frames, self._streams)
+                self._tracks[key] = self._new_track()
             ready += self._tracks[key].push(item)
         return ready
 
@@ -76,18 +76,13 @@ class WindowPlanner(Generic[T]):
 class _OpenTrack(Generic[T]):
     def __init__(self, frames: int, streams: int) -> None:
         self._streams = [_Stream[T](frames) for _ in range(streams)]
-        self._count = 0
+        self._turns = cycle(self._streams)
 
     def push(self, item: T) -> list[Window[T]]:
-        stream = self._streams[self._count % len(self._streams)]
-        self._count += 1
-        return stream.push(item)
+        return next(self._turns).push(item)
 
-    def finish(self) -> list[Window[T]]:
-        windows = list[Window[T]]()
-        for stream in self._streams:
-            windows += stream.finish()
-        return windows
+    def finish(self) -> Iterator[Window[T]]:
+        return chain.from_iterable(stream.finish() for stream in self._streams)
 
 
 class _Stream(Generic[T]):
