@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.compositing.blend import Blend, FaceBlender
-from latentsync_trt.compositing.outline import OVAL, filled
+from latentsync_trt.compositing.outline import OVAL, drawn
 from latentsync_trt.compositing.paste import composite
 from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -102,7 +102,7 @@ def outside(
     """Share of the changed pixels beside both faces; below the chin is the neck."""
     assert tracked.landmarks is not None and painted_mesh is not None
     faces = [mesh[list(OVAL)] for mesh in (tracked.landmarks, painted_mesh)]
-    face = filled(faces, (frame.shape[1], frame.shape[0])) > 0
+    face = drawn(faces, (frame.shape[1], frame.shape[0])) > 0
     changed = (applied(frame, patch) != frame).any(axis=-1)
     neck = np.zeros_like(face)
     reach = round(NECK * float(np.ptp(tracked.landmarks[:, 1])))

@@ -142,11 +142,12 @@ class FaceBlender:
 def _running_mean(old: InspectedFace, new: InspectedFace, passed_s: float) -> InspectedFace:
     """Returns a mean in which the old one counts the less, the more time has passed."""
     of_outline = 0.5 ** (passed_s / _OUTLINE_HALF_LIFE_S)
+    of_color = 0.5 ** (passed_s / _COLOR_HALF_LIFE_S)
     return InspectedFace(
         new.to_frame,
         _weighted(old.source_mesh, new.source_mesh, of_outline),
         _weighted(old.painted_mesh, new.painted_mesh, of_outline),
-        _weighted(old.color, new.color, 0.5 ** (passed_s / _COLOR_HALF_LIFE_S)),
+        _weighted(old.color, new.color, of_color),
     )
 
 

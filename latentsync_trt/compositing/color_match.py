@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.compositing.head_view import VIEW_PX, HeadView
-from latentsync_trt.compositing.outline import OVAL, draw
+from latentsync_trt.compositing.outline import OVAL, drawn
 from latentsync_trt.types import Float32Array, UInt8Array
 
 _LIPS = np.array(
@@ -20,6 +20,7 @@ _SHRINK = 2
 """Faces are compared at half the size of a view: textures, which a network blurs, do not count as
 contrast.
 """
+_COMPARED_PX = (VIEW_PX // _SHRINK, VIEW_PX // _SHRINK)
 _RING_PX = 6
 """Width of the ring in which faces are compared: a tenth of the crop."""
 _RING_KERNEL = np.ones((2 * _RING_PX + 1, 2 * _RING_PX + 1), np.uint8)
@@ -67,7 +68,7 @@ def _affine_match(source_skin: Float32Array, painted_skin: Float32Array) -> Floa
     source_mean = source_skin.mean(axis=0)
     painted_mean = painted_skin.mean(axis=0)
     deviations = np.hstack([source_skin - source_mean, painted_skin - painted_mean])
-    covariances = deviations.T @ deviations / np.float32(len(deviations))
+    covariances = deviations.T @ deviations / len(deviations)
     source_variance, painted_variance = np.diag(covariances).reshape(2, 3)
 
     # Contrast is matched as far as both show the same texture.
@@ -94,27 +95,27 @@ def _ring_of_skin(
     generated: UInt8Array, source_mesh: Float32Array, painted_mesh: Float32Array
 ) -> NDArray[np.intp]:
     """Returns the indices of the pixels of the ring, row by row."""
-    source_face, painted_face, lips = np.zeros((3, *generated.shape), np.uint8)
-    for canvas, mesh in ((source_face, source_mesh), (painted_face, painted_mesh)):
-        shrunk = mesh / np.float32(_SHRINK)
-        draw([shrunk[OVAL]], canvas)
-        draw([shrunk[_LIPS]], lips)
+    source_mesh = source_mesh / np.float32(_SHRINK)
+    painted_mesh = painted_mesh / np.float32(_SHRINK)
+    source_face = drawn([source_mesh[OVAL]], _COMPARED_PX)
+    painted_face = drawn([painted_mesh[OVAL]], _COMPARED_PX)
+    lips = drawn([source_mesh[_LIPS], painted_mesh[_LIPS]], _COMPARED_PX)
     either_face = np.maximum(source_face, painted_face)
     pasted = np.minimum(generated, either_face) >= _HALF_COVERED
 
-    skin = np.minimum(source_face, painted_face, out=source_face)
+    skin = np.minimum(source_face, painted_face)
     cv2.erode(skin, _SKIN_KERNEL, dst=skin)
     cv2.dilate(lips, _LIPS_KERNEL, dst=lips)
     cv2.subtract(skin, lips, dst=skin)
 
-    inner = painted_face
+    inner = np.empty_like(skin)
     cv2.erode(pasted.view(np.uint8), _RING_KERNEL, dst=inner)
-    return np.flatnonzero((pasted & (skin >= _HALF_COVERED)) > inner)
+    is_skin = skin >= _HALF_COVERED
+    return np.flatnonzero((pasted & is_skin) > inner)
 
 
 def _shrunk(image: UInt8Array) -> UInt8Array:
     """Returns a picture of a view at the size at which faces are compared."""
-    side_px = VIEW_PX // _SHRINK
-    small = np.empty((side_px, side_px, *image.shape[2:]), np.uint8)
-    cv2.resize(image, (side_px, side_px), dst=small, interpolation=cv2.INTER_AREA)
+    small = np.empty((*_COMPARED_PX, *image.shape[2:]), np.uint8)
+    cv2.resize(image, _COMPARED_PX, dst=small, interpolation=cv2.INTER_AREA)
     return small

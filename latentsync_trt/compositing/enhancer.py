@@ -28,9 +28,8 @@ def load_enhancer(name: str) -> Enhancer:
         ) from error
     enhancer = make()
     if not callable(getattr(enhancer, "enhance", None)):
-        kind = type(enhancer).__name__
         raise InputError(
-            f"--enhancer {name}: {kind} has no method "
+            f"--enhancer {name}: {type(enhancer).__name__} has no method "
             "`enhance`; install another version of its package"
         )
     return enhancer

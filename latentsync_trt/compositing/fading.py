@@ -94,15 +94,17 @@ class _Fades:
     def add(self, frame: PaintedPeople) -> dict[int, _Fade]:
         """Returns the fades of the people in the next frame, and ends those of others."""
         time_s = frame.time_s
+        before = self._before
         begins_s = None
-        if self._before is not None:
-            if None in (self._before.shot, frame.shot) or self._before.shot == frame.shot:
-                begins_s = self._before.time_s
+        if before is not None:
+            if None in (before.shot, frame.shot) or before.shot == frame.shot:
+                begins_s = before.time_s
             else:
                 self._cut()
         for person in self._open.keys() - frame.people:
             fade = self._open[person]
-            fade.lost_s = fade.lost_s or time_s
+            if fade.lost_s is None:
+                fade.lost_s = time_s
             if frame.shot is None or time_s - fade.last_s >= _FADE_S:
                 del self._open[person]
         for person in frame.people:
@@ -113,6 +115,7 @@ class _Fades:
         return {person: self._open[person] for person in frame.people}
 
     def _cut(self) -> None:
+        """Ends all fades; nothing fades out."""
         for fade in self._open.values():
             fade.lost_s = None
         self._open.clear()

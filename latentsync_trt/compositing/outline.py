@@ -55,7 +55,8 @@ def cover_chin(source: Float32Array, painted: Float32Array, reach_px: float) -> 
     chin = slice(indices[0], indices[-1] + 1)
     gaps = _outside_px(source[chin], painted) / reach_px
     needed = np.clip((gaps - _HIDDEN_GAP) / (_FULL_GAP - _HIDDEN_GAP), 0, 1)
-    points[chin] += directions[chin] * (chin_share[chin] * reach_px * needed)
+    distances_px = chin_share[chin] * reach_px * needed
+    points[chin] += directions[chin] * distances_px
     return points.view(np.float64).astype(np.float32).reshape(source.shape)
 
 
@@ -82,20 +83,16 @@ def _outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
     is_above = from_corners.imag > 0
     is_crossed = is_above[:, 1:] != is_above[:, :-1]
     is_crossed &= (products.imag > 0) == (edges.imag > 0)
-    return np.where(np.logical_xor.reduce(is_crossed, axis=1), -distances, distances)
+    is_inside = np.logical_xor.reduce(is_crossed, axis=1)
+    return np.where(is_inside, -distances, distances)
 
 
-def filled(outlines: Sequence[Float32Array], size_px: tuple[int, int]) -> Float32Array:
-    """Returns the union of outlines `(n, 2)` (x, y) as a picture of `size_px` (width, height):
-    float32 in [0, 1].
+def drawn(outlines: Sequence[Float32Array], size_px: tuple[int, int]) -> UInt8Array:
+    """Returns the union of outlines `(n, 2)` (x, y) as a picture of `size_px` (width, height): 255
+    inside, 0 outside, with soft edges.
     """
     union = np.zeros(size_px[::-1], np.uint8)
-    draw(outlines, union)
-    return np.multiply(union, np.float32(1 / 255), dtype=np.float32)
-
-
-def draw(outlines: Sequence[Float32Array], canvas: UInt8Array) -> None:
-    """Adds filled outlines `(n, 2)` (x, y) to a picture, at level 255, with soft edges."""
     for outline in outlines:
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
-        cv2.fillPoly(canvas, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
+        cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
+    return union

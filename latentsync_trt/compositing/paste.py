@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.compositing.blend import Blend
-from latentsync_trt.compositing.outline import FEATHER_PERCENT, filled
+from latentsync_trt.compositing.outline import FEATHER_PERCENT, drawn
 from latentsync_trt.face.align import (
     FrameRectangle,
     frame_rectangle,
@@ -176,8 +176,8 @@ def _limit(weight: Float32Array, shapes: Sequence[Float32Array], area: FrameRect
     """
     if shapes:
         corner = np.array([area.left, area.top], np.float32)
-        inside = filled([shape - corner for shape in shapes], area.size_px)
-        np.minimum(weight, inside, out=weight)
+        inside = drawn([shape - corner for shape in shapes], area.size_px)
+        np.minimum(weight, inside * np.float32(1 / 255), out=weight)
 
 
 def _warped(image: Float32Array, matrix: Float64Array, size_px: tuple[int, int]) -> Float32Array:
