@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from latentsync_trt.types import Complex128Array, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.face.geometry import as_complex
+from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
 
 FEATHER_PERCENT = 1.25
 """Part of the pasted square's side over which a painted face fades out: that hides the seam, and
@@ -44,8 +45,8 @@ def cover_chin(source: Float32Array, painted: Float32Array, reach_px: float) -> 
     remain as a second one. It is extended over the neck by at most `reach_px`, not over what is
     beside the face.
     """
-    points = _as_complex(source)
-    directions = points - _as_complex(painted).mean()
+    points = as_complex(source)
+    directions = points - as_complex(painted).mean()
     directions /= np.maximum(np.abs(directions), 1e-6)
     chin_share = (directions.imag - _JAW_DIRECTION) / (_CHIN_DIRECTION - _JAW_DIRECTION)
     chin_share = np.clip(chin_share, 0, 1)
@@ -60,20 +61,15 @@ def cover_chin(source: Float32Array, painted: Float32Array, reach_px: float) -> 
     return points.view(np.float64).astype(np.float32).reshape(source.shape)
 
 
-def _as_complex(points: Float32Array) -> Complex128Array:
-    """Returns a copy of points `(n, 2)` as x + iy."""
-    return points.astype(np.float64, "C").view(np.complex128)[:, 0]
-
-
 def _outside_px(points: Float32Array, outline: Float32Array) -> Float64Array:
     """Returns the distance of each of `points (k, 2)` from the closed `outline (n, 2)`, negative
     inside; float64 `(k,)`.
     """
-    corners = _as_complex(np.concatenate([outline, outline[:1]]))
+    corners = as_complex(np.concatenate([outline, outline[:1]]))
     edges = corners[1:] - corners[:-1]
     conjugate_edges = edges.conj()
     squared_lengths = np.maximum((edges * conjugate_edges).real, _LEAST_SQUARED_LENGTH)
-    from_corners = _as_complex(points)[:, None] - corners
+    from_corners = as_complex(points)[:, None] - corners
     from_starts = from_corners[:, :-1]
     products = from_starts * conjugate_edges  # dot product + i · cross product
     along_edge = np.clip(products.real / squared_lengths, 0, 1)

@@ -9,7 +9,14 @@ import cv2
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import (
+    Complex128Array,
+    Face,
+    Float32Array,
+    Float64Array,
+    Picture,
+    UInt8Array,
+)
 
 MESH_SIDE_PX = 192
 """Side of FaceMesh's input."""
@@ -202,6 +209,11 @@ def roll_deg(face: Face) -> float:
     """Returns how far a face is tilted clockwise, from -180 to 180."""
     (left_x, left_y), (right_x, right_y) = face.points[:2].tolist()
     return degrees(atan2(right_y - left_y, right_x - left_x))
+
+
+def as_complex(points: Float32Array) -> Complex128Array:
+    """Returns a copy of points `(n, 2)` as x + iy."""
+    return points.astype(np.float64, "C").view(np.complex128)[:, 0]
 
 
 def turned_aside(points: Float32Array | Float64Array) -> Float64Array:
