@@ -15,7 +15,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import MESH_SIDE_PX, Region, as_complex, face_of
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Picture, UInt8Array
 
-VIEW_PX = 224
+_FACE_VIEW_PX = 224
 """Side of a view: FaceMesh's region at its own size, and a margin for the motion of one frame."""
 _CORRECTIONS = 3
 """Runs of FaceMesh for a covered face: over four composed scenes, two leave up to twice the error
@@ -23,7 +23,7 @@ where half of the face is covered, and a fourth changes little.
 """
 _EDGE_PX = 2
 """How far pixels of a view near an object count as covered: its edge is soft."""
-_HALF_COVERED = 128
+_COVERED_LEVEL = 128
 """Level of a mask, of 255, from which on a pixel is covered."""
 _LEAST_SEEN = 0.3
 """Part of a face's box: where less of it is seen, the face is expected to stay where it was, as
@@ -56,7 +56,7 @@ def free_face(picture: Picture, mesh: Float32Array, before: UncoveredFace | None
         before: the same face in the frame before; None at the beginning of a track.
     """
     from_frame = _view_around(mesh)
-    view = cut(picture, from_frame, (VIEW_PX, VIEW_PX), outside=0)
+    view = cut(picture, from_frame, (_FACE_VIEW_PX, _FACE_VIEW_PX), outside=0)
     motion = np.eye(2, 3) if before is None else _motion(before.mesh, mesh)
     return UncoveredFace(mesh, from_frame, view, motion)
 
@@ -80,16 +80,16 @@ def covered_face(
     from_frame = _view_around(mesh)
     mask_to_view = composed(inverse(mask_from_frame), from_frame)
     edge = np.ones((2 * _EDGE_PX + 1, 2 * _EDGE_PX + 1), np.uint8)
-    is_covered = cv2.dilate(_warped(mask, mask_to_view), edge) >= _HALF_COVERED
+    is_covered = cv2.dilate(_into_view(mask, mask_to_view), edge) >= _COVERED_LEVEL
     motion = before.motion
     if _seen_share(is_covered, transformed(mesh, from_frame)) < _LEAST_SEEN:
         mesh = before.mesh
         motion = np.eye(2, 3)
 
-    source = cut(picture, from_frame, (VIEW_PX, VIEW_PX), outside=0)
+    source = cut(picture, from_frame, (_FACE_VIEW_PX, _FACE_VIEW_PX), outside=0)
     for _ in range(_CORRECTIONS):
         view_to_view = composed(composed(inverse(before.from_frame), motion), from_frame)
-        view = np.where(is_covered[..., None], _warped(before.view, view_to_view), source)
+        view = np.where(is_covered[..., None], _into_view(before.view, view_to_view), source)
         region = Region.around(face_of(transformed(mesh, from_frame), 0))
         result = mesher.mesh_in(view, region)
         if result is None:
@@ -102,7 +102,7 @@ def covered_face(
 def _view_around(mesh: Float32Array) -> Float64Array:
     """Returns `(2, 3)`: frame pixels → pixels of a view with an upright face in its middle."""
     to_view = inverse(Region.around(face_of(mesh, 0)).to_frame())
-    to_view[:, 2] += (VIEW_PX - MESH_SIDE_PX) / 2
+    to_view[:, 2] += (_FACE_VIEW_PX - MESH_SIDE_PX) / 2
     return to_view
 
 
@@ -127,8 +127,8 @@ def _motion(before: Float32Array, after: Float32Array) -> Float64Array:
     return np.array([x_row, y_row])
 
 
-def _warped(image: UInt8Array, to_view: Float64Array) -> UInt8Array:
+def _into_view(image: UInt8Array, to_view: Float64Array) -> UInt8Array:
     """Returns a picture or mask in the view; `to_view`: its pixels → pixels of the view."""
-    view = np.zeros((VIEW_PX, VIEW_PX, *image.shape[2:]), np.uint8)
-    cv2.warpAffine(image, to_view, (VIEW_PX, VIEW_PX), dst=view, flags=cv2.INTER_LINEAR)
+    view = np.zeros((_FACE_VIEW_PX, _FACE_VIEW_PX, *image.shape[2:]), np.uint8)
+    cv2.warpAffine(image, to_view, (_FACE_VIEW_PX, _FACE_VIEW_PX), dst=view, flags=cv2.INTER_LINEAR)
     return view
