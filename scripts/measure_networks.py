@@ -55,7 +55,7 @@ from latentsync_trt.runtime.engines.shapes import dimension_ranges
 from latentsync_trt.runtime.model import Model, open_model
 from latentsync_trt.runtime.providers.table import PROVIDER_CHOICES
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.inpainter import make_inpainter, paint_window
+from latentsync_trt.sync.inpainter import Inpainter, make_inpainter
 from latentsync_trt.sync.model_slot import graphs_for
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
@@ -222,6 +222,16 @@ def _loops(
                 notes.append(f"beside preset {REFERENCE}: {likeness}")
             measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
+
+
+def paint_window(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> list[UInt16Array]:
+    """Returns the new faces of one window by itself, from arguments as those of
+    `Inpainter.encode_faces` and `Inpainter.denoise`.
+    """
+    encoded = inpainter.run("encode", partial(inpainter.encode_faces, faces))
+    latents = inpainter.run("denoise", partial(inpainter.denoise, encoded, audio))
+    painted: list[UInt16Array] = inpainter.run("decode", partial(inpainter.decode_faces, latents))
+    return painted
 
 
 def first_window(

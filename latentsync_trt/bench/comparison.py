@@ -54,7 +54,7 @@ class Sides:
         return [f"{bundle['name']} ({bundle['precision']})" for bundle in self.bundles]
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """What the bundles are, as lines of a table below `COMPARISON_HEADS`."""
+        """Yields what the bundles are, as lines of a table below `COMPARISON_HEADS`."""
         if self.bundles:
             a, b = self.bundles
             yield "precision", a["precision"], b["precision"], ""
@@ -63,7 +63,9 @@ class Sides:
             yield "size", *sizes, f"{b['size_bytes'] / a['size_bytes']:.2f}×"
 
     def notes(self) -> Iterator[str]:
-        """What else the videos differ by, as the pictures show, too, and notices of both runs."""
+        """Yields what else the videos differ by, as the pictures show, too, and notices of both
+        runs.
+        """
         if not self.reports:
             yield "finished videos: what their encoders lost is part of the difference"
             return
@@ -82,12 +84,12 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was found."""
+    """Both videos, measured."""
 
     sides: Sides
     results: ClipResults
     facts: Mapping[str, str]
-    """Of the machine, as `environment` returns them."""
+    """Facts of the machine, as `environment` returns them."""
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
@@ -108,7 +110,7 @@ class Comparison:
 
 
 def are_finished_videos(a: str, b: str) -> bool:
-    """Whether these are two finished videos; False for names of bundles.
+    """Returns whether these are two finished videos; False for names of bundles.
 
     Raises:
         InputError: only one is a video, or cannot be read.
@@ -148,7 +150,7 @@ def run_sides(
 
 
 def _facts_of(bundles: Sequence[Bundle], options: SideOptions) -> list[dict[str, Any]]:
-    """Facts of the bundles as they run; where both have one name, that of their folder."""
+    """Returns facts of the bundles as they run; where both have one name, that of their folder."""
     facts = []
     for bundle in bundles:
         resolution_px = resolution_of(bundle.manifest, options.sync, options.runtime)

@@ -26,7 +26,7 @@ _LEVELS_PER_8_BIT_LEVEL = np.float64(257)
 
 @dataclass(frozen=True, slots=True)
 class ReferenceComparison:
-    """What a comparison has found."""
+    """How outputs and pictures of a trial compare with the reference."""
 
     rows: Mapping[str, GraphRow]
     """The rows by graph, with their distance from the reference."""
@@ -36,9 +36,9 @@ class ReferenceComparison:
 
 
 def reference_of(manifest: Manifest, provider: str) -> str:
-    """The provider whose results are taken as correct: the CPU's for the built-in model, else those
-    of CUDA's portable form, as the CPU takes hours with a published one; empty where there are
-    none, or the CPU itself is tested.
+    """Returns the provider whose results are taken as correct: the CPU for the built-in model, else
+    CUDA with portable graphs, as the CPU takes hours with a published one; empty where that does
+    not run, or the CPU itself is tested.
     """
     if provider == CPU.name:
         return ""
@@ -58,8 +58,11 @@ def compare_with_reference(
     failures: list[str] = []
     for graph, reference_row in reference.result.graphs.items():
         row = replace(rows[graph], reference_ms=reference_row.mean_ms)
-        if not row.error:
-            row = replace(row, difference=_output_distance(graph, trial, reference))
+        file = f"{graph}.npz"
+        if not row.error and trial.has(file) and reference.has(file):
+            outputs = _arrays(trial.spec.folder / file)
+            expected = _arrays(reference.spec.folder / file)
+            row = replace(row, difference=difference(outputs, expected))
         limit = provider_limit(manifest, graph)
         if row.difference is not None and row.difference > limit:
             failures.append(
@@ -78,26 +81,18 @@ def compare_with_reference(
     return ReferenceComparison(compared, failures, pictures)
 
 
-def _output_distance(graph: str, trial: Trial, reference: Trial) -> float | None:
-    """None where one of them has no outputs of the graph."""
-    file = f"{graph}.npz"
-    if not (trial.has(file) and reference.has(file)):
-        return None
-    return difference(_arrays(trial.spec.folder / file), _arrays(reference.spec.folder / file))
-
-
 def _arrays(path: Path) -> list[Array]:
     with np.load(path) as arrays:
         return [arrays[name] for name in arrays.files]
 
 
 def _psnr_db(trial: Trial, reference: Trial) -> float | None:
-    """Of the pictures; infinite where they are equal, None where one of them has none."""
+    """Returns the PSNR of the pictures; infinite where they are equal, None where a trial has
+    none.
+    """
     if not (trial.has(PICTURES) and reference.has(PICTURES)):
         return None
     pictures = np.load(trial.spec.folder / PICTURES) / _LEVELS_PER_8_BIT_LEVEL
     expected = np.load(reference.spec.folder / PICTURES) / _LEVELS_PER_8_BIT_LEVEL
     psnr_db = decibels(float(np.mean((pictures - expected) ** 2)))
-    if psnr_db is None:
-        return math.inf
-    return psnr_db
+    return math.inf if psnr_db is None else psnr_db

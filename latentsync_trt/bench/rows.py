@@ -28,17 +28,17 @@ class BenchRow:
 
     scenario: str
     case: str
-    """Which graph or clip."""
+    """The graph or clip."""
     provider: str | None
     preset: str | None
     time: Mapping[str, float]
-    """Of a run: see `Setting.row`."""
+    """How long a run takes, see `Setting.row`."""
     frames: int = 0
     """Video frames of one run, if it has any."""
     memory: Mapping[str, int | None] = field(default_factory=dict)
     """See `Setting.memory`."""
     syncnet: SyncNetMeasure | None = None
-    """Of the finished clip."""
+    """How the lips of the finished clip follow the speech."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a run by stage; the stages of a clip overlap."""
     engines_ms: Mapping[str, float] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def write_rows(
 
 
 def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
-    """What a `command` found, as JSON of this `version` of its format; null for NaN and
+    """Returns what a `command` found, as JSON of this `version` of its format; null for NaN and
     infinity.
     """
     named = {"kind": f"latentsync-trt {command}", "format": version, **content}
@@ -67,7 +67,9 @@ def to_json(command: str, version: int, content: Mapping[str, Any]) -> str:
 
 
 def environment(command: Iterable[str], providers: Iterable[str], device: int) -> dict[str, str]:
-    """Names and versions as text, without what identifies the user; unknown ones are left out."""
+    """Returns names and versions as text, without what identifies the user and what is not
+    known.
+    """
     gpu = next((gpu for gpu in devices.gpus() if gpu.index == device), None)
     named = {
         "command": without_paths(shlex.join(command)),
@@ -89,7 +91,7 @@ def environment(command: Iterable[str], providers: Iterable[str], device: int) -
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what computes on a GPU, as far as they are known."""
+    """Returns the versions of what computes on a GPU, as far as they are known."""
     versions = {
         "tensorrt": libraries.tensorrt_version(),
         "cuda": libraries.cuda_version(),
@@ -115,8 +117,8 @@ def usable_cores() -> int:
 
 
 def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> dict[str, Any]:
-    """What a bundle is that runs at `resolution_px`, or at its own; `sha256` is over all graphs
-    and weights.
+    """Returns what a bundle is that runs at `resolution_px`, or at its own; `sha256` is over all
+    graphs and weights.
     """
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())

@@ -1,6 +1,6 @@
-"""Measures `sync` from file to file, for each provider and preset."""
+"""Measures `sync` from file to file: for `bench` and, on two windows, for `selftest`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ import psutil
 from latentsync_trt.bench.rows import BenchRow
 from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import Notices
 from latentsync_trt.measure.clips import measure_clip
 from latentsync_trt.measure.syncnet import SyncMeter, SyncNet
 from latentsync_trt.measures import SyncNetMeasure
@@ -26,19 +27,20 @@ from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.devices import free_memory_bytes
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.sync.api import LipSync
-from latentsync_trt.types import NoticeCallback
+from latentsync_trt.sync.inputs import Helpers
+from latentsync_trt.types import NoticeCallback, SyncReport
 from latentsync_trt.unexpected import without_paths
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A bundle on a provider."""
+    """A bundle on a provider, and how often its runs are repeated."""
 
     bundle: Bundle
     selection: Selection
     runtime: RuntimeOptions
     resolution_px: int
-    """Of the faces."""
+    """Side of a face."""
     free_before_bytes: int | None
     """Device memory that was free before anything was opened; None on the CPU."""
     on_notice: NoticeCallback
@@ -48,7 +50,7 @@ class Setting:
     """Runs before those, which are not timed."""
 
     def timed(self, run: Callable[[], Any]) -> tuple[list[float], Any]:
-        """Milliseconds of each timed run, and what the last one returned; `run` must be
+        """Returns the milliseconds of each timed run, and what the last one returned; `run` must be
         synchronous.
         """
         times_ms = []
@@ -69,8 +71,8 @@ class Setting:
         preset: str | None = None,
         **fields: Any,
     ) -> BenchRow:
-        """A row whose time has the median, and the 5th and 95th percentile (interpolated where runs
-        are few).
+        """Returns a row whose time has the median, and the 5th and 95th percentile (interpolated
+        where runs are few).
         """
         median_ms, p5_ms, p95_ms = np.percentile(times_ms, [50, 5, 95]).tolist()
         time = {"median_ms": median_ms, "p5_ms": p5_ms, "p95_ms": p95_ms, "runs": len(times_ms)}
@@ -86,8 +88,8 @@ class Setting:
 
     @contextmanager
     def memory(self) -> Iterator[dict[str, int | None]]:
-        """The peak while the block runs, final after it: resident on the host, and in use on the
-        device beyond the use before the bench began (None if unknown).
+        """Yields the peak while the block runs, final after it: resident on the host, and in use on
+        the device beyond the use before the bench began (None if unknown).
         """
         process = psutil.Process()
         ended = Event()
@@ -118,8 +120,9 @@ def settings_for(
     providers: Sequence[str],
     on_notice: NoticeCallback,
 ) -> list[Setting]:
-    """One setting per provider, in the order given, without duplicates. Raises `InputError` if an
-    option cannot be used, `ProviderUnavailable` if a named provider does not load.
+    """Returns a setting for each provider, in the order of their names, without duplicates. Raises
+    `InputError` if an option cannot be used, `ProviderUnavailable` if a named provider does not
+    load.
     """
     settings: dict[str, Setting] = {}
     resolution_px = resolution_of(bundle.manifest, sync, runtime)
@@ -136,6 +139,45 @@ def settings_for(
     return [*settings.values()]
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredSync:
+    """Measured runs of `sync`, with one setting and the same inputs."""
+
+    report: SyncReport
+    """The last run's."""
+    times_ms: Sequence[float]
+    """Of each timed run."""
+    start_up_s: float
+    """Time before the first run, in which networks were built, opened and run once."""
+    start_up_notices: Sequence[str]
+    """Notices from that time."""
+    memory: Mapping[str, int | None]
+    """See `Setting.memory`."""
+
+
+def measure_sync(
+    setting: Setting,
+    clip: SpokenClip,
+    output: Path,
+    options: SyncOptions,
+    helpers: Helpers | None = None,
+) -> MeasuredSync:
+    """Opens the model and syncs the clip as often as the setting says. Raises as `LipSync.sync`."""
+    options = replace(options, overwrite=True)
+    notices = Notices(setting.on_notice)
+    with setting.memory() as memory:
+        start_s = perf_counter()
+        with LipSync(
+            setting.bundle, setting.selection, setting.runtime, on_notice=notices.add
+        ) as lip_sync:
+            lip_sync.warm_up(options)
+            start_up_s = perf_counter() - start_s
+            start_up_notices = tuple(notices.texts)
+            sync = partial(lip_sync.sync, clip.video, clip.audio, output, options, helpers=helpers)
+            times_ms, report = setting.timed(sync)
+    return MeasuredSync(report, times_ms, start_up_s, start_up_notices, memory)
+
+
 def run_bench(
     settings: Iterable[Setting],
     presets: Iterable[SyncOptions],
@@ -143,46 +185,28 @@ def run_bench(
     folder: Path,
     network: SyncNet | None,
 ) -> Iterator[BenchRow]:
-    """Syncs `clip` with each of the `presets` in each setting, into `folder`; `network` measures
-    LSE-C and LSE-D. Raises as `LipSync.sync`.
+    """Syncs `clip` with each of the `presets` in each setting, into `folder`, and yields a row for
+    each; `network` measures LSE-C and LSE-D. Raises as `LipSync.sync`.
     """
     for setting, options in product(settings, presets):
-        yield _bench_row(setting, replace(options, overwrite=True), clip, folder, network)
-
-
-def _bench_row(
-    setting: Setting,
-    options: SyncOptions,
-    clip: SpokenClip,
-    folder: Path,
-    network: SyncNet | None,
-) -> BenchRow:
-    name = setting.selection.name
-    setting.on_notice(f"{name}: {clip.name} with preset {options.preset}")
-    target = folder / f"{name}-{options.preset}.mp4"
-    with setting.memory() as memory:
-        start_s = perf_counter()
-        with LipSync(
-            setting.bundle, setting.selection, setting.runtime, on_notice=setting.on_notice
-        ) as lip_sync:
-            lip_sync.warm_up(options)
-            start_up_s = perf_counter() - start_s
-            times_ms, report = setting.timed(
-                partial(lip_sync.sync, clip.video, clip.audio, target, options)
-            )
-    return setting.row(
-        "end-to-end",
-        clip.name,
-        times_ms,
-        report.notices,
-        preset=options.preset,
-        frames=report.frames,
-        memory=memory,
-        start_up_s={"build, open, first runs": start_up_s},
-        syncnet=_syncnet_of(target, clip, network),
-        parts_s={stage.stage: stage.busy_s for stage in report.stages},
-        engines_ms={engine.graph: engine.mean_ms for engine in report.engines},
-    )
+        name = setting.selection.name
+        setting.on_notice(f"{name}: {clip.name} with preset {options.preset}")
+        output = folder / f"{name}-{options.preset}.mp4"
+        measured = measure_sync(setting, clip, output, options)
+        report = measured.report
+        yield setting.row(
+            "end-to-end",
+            clip.name,
+            measured.times_ms,
+            report.notices,
+            preset=options.preset,
+            frames=report.frames,
+            memory=measured.memory,
+            start_up_s={"build, open, first runs": measured.start_up_s},
+            syncnet=_syncnet_of(output, clip, network),
+            parts_s={stage.stage: stage.busy_s for stage in report.stages},
+            engines_ms={engine.graph: engine.mean_ms for engine in report.engines},
+        )
 
 
 def _syncnet_of(result: Path, clip: SpokenClip, network: SyncNet | None) -> SyncNetMeasure | None:

@@ -59,8 +59,8 @@ class SelftestReport:
 
     @property
     def result(self) -> TestResult:
-        """Slower: denoising steps take longer than on the reference, if that is another provider
-        rather than the portable variant of the graphs.
+        """The result that later runs follow: "slower" where denoising steps take longer than on the
+        reference, if that is another provider rather than the portable variant of the graphs.
         """
         if not self.passed:
             return "failed"
@@ -87,7 +87,7 @@ def self_test(
     """Tests the `graphs` and painting; `on_notice` gets lines about progress. Raises `InputError`
     if `options` name several GPUs.
     """
-    device = options.one_device
+    facts = environment((), (), options.one_device)
 
     def carry_out(spec: TrialSpec) -> Trial:
         return Trial(spec, run(spec, lambda text: on_notice(f"{spec.name}: {text}")))
@@ -99,30 +99,12 @@ def self_test(
         )
         reference = reference_of(bundle.manifest, first.result.provider)
         trials = [first, *map(carry_out, later_specs(first, reference))]
-        outcome = _outcome_of(bundle.manifest, trials)
-    folders = [Path(each) for each in (bundle.folder, options.engine_cache) if each]
-    hide = partial(redacted, folders=folders)
-    notices = [hide(text) for trial in trials for text in trial.result.notices]
-    rows = []
-    if first.result.provider:
-        rows = [replace(row, error=hide(row.error)) for row in outcome.rows.values()]
-    return SelftestReport(
-        requested=provider,
-        provider=first.result.provider,
-        bundle=bundle_facts(bundle.manifest),
-        options=tuple(command_line(options, leave_out=("engine_cache",))),
-        reference=reference,
-        stages={name: tuple(map(hide, texts)) for name, texts in outcome.failures.items()},
-        graphs=tuple(rows),
-        pictures=outcome.pictures,
-        notices=tuple(dict.fromkeys(notices)),
-        environment=environment((), (), device),
-    )
+        return _report_of(trials, bundle.manifest, reference, facts)
 
 
 def later_specs(first: Trial, reference: str) -> list[TrialSpec]:
-    """What is tried after the first start, beside the provider `reference`; nothing where no graph
-    works.
+    """Returns what is tried after the first start, beside the provider `reference`; nothing where
+    no graph works.
     """
     spec = first.spec
     provider = first.result.provider
@@ -145,18 +127,17 @@ def later_specs(first: Trial, reference: str) -> list[TrialSpec]:
     return [second, replace(second, provider=reference, options=options, folder=folder)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    rows: Mapping[str, GraphRow]
-    failures: Mapping[str, Sequence[str]]
-    """By name of the trial."""
-    pictures: str
-
-
-def _outcome_of(manifest: Manifest, trials: Sequence[Trial]) -> _Outcome:
-    """What the trials have shown, which are one, two or all three."""
-    graphs = trials[0].spec.graphs
-    rows: Mapping[str, GraphRow] = {graph: GraphRow(graph, error="not reached") for graph in graphs}
+def _report_of(
+    trials: Sequence[Trial], manifest: Manifest, reference: str, facts: Mapping[str, str]
+) -> SelftestReport:
+    """Returns what the trials have shown, which are one, two or all three; `facts` are those of the
+    machine.
+    """
+    spec = trials[0].spec
+    provider = trials[0].result.provider
+    rows: Mapping[str, GraphRow] = {}
+    if provider:
+        rows = {graph: GraphRow(graph, error="not reached") for graph in spec.graphs}
     for trial in trials[:2]:
         rows = {**rows, **trial.result.graphs}
     failures = {trial.spec.name: [*_failures_of(trial)] for trial in trials}
@@ -166,11 +147,24 @@ def _outcome_of(manifest: Manifest, trials: Sequence[Trial]) -> _Outcome:
         rows = comparison.rows
         failures[REFERENCE_TRIAL] += comparison.failures
         pictures = comparison.pictures
-    return _Outcome(rows, failures, pictures)
+    hide = partial(redacted, folders=[spec.bundle, Path(spec.options.engine_cache or "")])
+    notices = [hide(text) for trial in trials for text in trial.result.notices]
+    return SelftestReport(
+        requested=spec.provider,
+        provider=provider,
+        bundle=bundle_facts(manifest),
+        options=tuple(command_line(spec.options, leave_out=("engine_cache",))),
+        reference=reference,
+        stages={name: tuple(map(hide, texts)) for name, texts in failures.items()},
+        graphs=tuple(replace(row, error=hide(row.error)) for row in rows.values()),
+        pictures=pictures,
+        notices=tuple(dict.fromkeys(notices)),
+        environment=facts,
+    )
 
 
 def _failures_of(trial: Trial) -> Iterator[str]:
-    """What failed in a trial; the second start must not build engines."""
+    """Yields what failed in a trial; the second start must not build engines."""
     result = trial.result
     yield from dict.fromkeys([*result.failures, *result.graph_failures()])
     if trial.spec.name != SECOND_START:

@@ -74,16 +74,6 @@ class Inpainter:
         return self.codec.decode_faces(np.ascontiguousarray(latents.transpose(1, 0, 2, 3)))
 
 
-def paint_window(inpainter: Inpainter, faces: UInt8Array, audio: Float32Array) -> list[UInt16Array]:
-    """Returns the new faces of one window by itself, from arguments as those of
-    `Inpainter.encode_faces` and `Inpainter.denoise`.
-    """
-    encoded = inpainter.run("encode", partial(inpainter.encode_faces, faces))
-    latents = inpainter.run("denoise", partial(inpainter.denoise, encoded, audio))
-    painted: list[UInt16Array] = inpainter.run("decode", partial(inpainter.decode_faces, latents))
-    return painted
-
-
 def make_inpainter(
     model: "Model", options: SyncOptions, noise: Float32Array | None = None
 ) -> Inpainter:
