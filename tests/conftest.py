@@ -176,10 +176,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     found = [Gpu(number, "GPU", "9.0", 10**10) for number in range(3)]
 
     def diagnose(provider: Provider, number: int = 0) -> Obstacle | None:
-        broken = provider is not CPU and any(
-            each.name == "broken" for each in found if each.index == number
-        )
-        if broken:
+        if provider is CPU:
+            return None
+        names = [each.name for each in found if each.index == number]
+        if not names or "broken" in names:
             return Obstacle("it is broken", "mend it")
         return None
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from latentsync_trt.bench import rows
 from latentsync_trt.bundle import machine
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.cli import main
 from latentsync_trt.cli.doctor import SECTIONS
 from latentsync_trt.runtime.providers import devices, table
@@ -87,9 +88,16 @@ def test_what_needs_a_gpu_is_shown_where_there_is_one(
     """
     monkeypatch.setattr(rows, "library_versions", lambda: {"cuda": "13.0"})
     for shown in (True, False):
-        out = doctor()[1]
+        code, out = doctor()
+        assert code == 0
         assert {"cuda 13.0" in out, "\nengines\n" in out, "GPU 0" in out} == {shown}
         gpus.clear()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_folder_of_bundles_whose_name_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, "x" * 300)
+    assert doctor()[0] == 0
 
 
 def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import print_json
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.files import KEPT_NAME, PREFIX
-from latentsync_trt.paths import CACHE_VARIABLE, nearest_existing
+from latentsync_trt.paths import CACHE_VARIABLE, nearest_existing, path_exists
 from latentsync_trt.runtime.providers.table import (
     CPU,
     CUDA,
@@ -188,6 +188,8 @@ def _examine_bundles() -> Iterator[Finding]:
 
 def _examine_kept_work() -> Iterator[Finding]:
     for place in dict.fromkeys(folder.absolute() for folder in (Path(), find.checkpoints_folder())):
+        if not path_exists(place):
+            continue
         for parts in sorted(place.glob(f"{PREFIX}*/{KEPT_NAME}")):
             text = f"{parts.parent}: an interrupted run keeps finished parts"
             yield Finding(
