@@ -38,7 +38,7 @@ _INSIDE = {
     "tensor": {13: "external data"},
     "external data": {1: "key", 2: "value"},
 }
-"""By numbers, those fields of ONNX's messages that lead to names of files."""
+"""What lies in those fields of ONNX's messages that lead to names of files, by their numbers."""
 
 _NAMING = {"external data": b"location", "attribute": b"ep_cache_context"}
 """Keys whose values are names of files: of tensors, and of the engine that ONNX Runtime's node
@@ -62,7 +62,7 @@ class WeightsFile:
                 value.const_value = self.add(tensor)
 
     def add(self, tensor: "ir.TensorProtocol") -> "ir.ExternalTensor":
-        """The tensor as a reference into this file, appended if it is new."""
+        """Returns the tensor as a reference into this file, which gets it if it is new."""
         import numpy as np
         import onnx_ir as ir
 
@@ -87,8 +87,8 @@ class WeightsFile:
 
 
 def external_files(message: bytes, kind: str = "model") -> Iterator[bytes]:
-    """The names of all files that an ONNX graph reads, found without the package `onnx`, which runs
-    do without.
+    """Yields the names of all files that an ONNX graph reads, without the package `onnx`, which no
+    run needs.
 
     Raises:
         ValueError: this is no graph.
@@ -103,14 +103,12 @@ def external_files(message: bytes, kind: str = "model") -> Iterator[bytes]:
         raise ValueError(str(error)) from error
     texts = dict[str, list[bytes]](key=[], value=[])
     for field in fields:
-        if isinstance(field.data, bytes):
-            inside = _INSIDE[kind].get(field.field_number, "")
-        else:
-            inside = ""
+        inside = _INSIDE[kind].get(field.field_number)
+        if inside is None or not isinstance(field.data, bytes):
+            continue
         if inside in texts:
             texts[inside].append(field.data)
-        # else nothing in it names a file
-        elif inside and any(key in field.data for key in _NAMING.values()):
+        elif any(key in field.data for key in _NAMING.values()):  # else it names no file
             yield from external_files(field.data, inside)
     if _NAMING.get(kind) in texts["key"]:
         yield from texts["value"]

@@ -12,6 +12,7 @@ from latentsync_trt.files import whole_file
 from latentsync_trt.paths import below_home, local_path, path_exists
 
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
+"""Names the folder of bundles and checkpoints."""
 
 CHOICE_NAME = "default-bundle"
 """File in the folder of bundles that contains the name of the one to run where none is named."""
@@ -21,7 +22,8 @@ SYNCNET_FILE = "syncnet.onnx"
 
 
 def checkpoints_folder() -> Path:
-    """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `./checkpoints`.
+    """Returns the folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else
+    `./checkpoints`.
 
     Raises:
         InputError: the variable names a home folder that does not exist.
@@ -33,19 +35,25 @@ def checkpoints_folder() -> Path:
 
 
 def demo_folder() -> Path:
+    """Returns the folder of the built-in bundle."""
     return Path(__file__).parents[1] / "assets" / "demo_bundle"
 
 
 def exported_bundles() -> list[Path]:
-    """Folders below `checkpoints/` with a manifest, by name; hidden ones are being written."""
-    if not path_exists(checkpoints_folder()):
+    """Returns the folders below `checkpoints/` with a manifest, by name; hidden ones are being
+    written.
+    """
+    root = checkpoints_folder()
+    if not path_exists(root):
         return []
-    manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
+    manifests = root.glob(f"*/{MANIFEST_NAME}")
     return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
 
 
 def name_of(folder: Path) -> str:
-    """What `--bundle` takes for a bundle: "demo", its name below `checkpoints/`, else its path."""
+    """Returns what `--bundle` takes for a bundle: "demo", its name below `checkpoints/`, else its
+    path.
+    """
     if folder == demo_folder():
         return DEMO_NAME
     if folder.parent == checkpoints_folder():
@@ -54,7 +62,9 @@ def name_of(folder: Path) -> str:
 
 
 def describe(folder: Path) -> str:
-    """ "1.6-512-fp16 (model 1.6, 512 px, fp16)", or that the bundle is damaged."""
+    """Returns name and facts, as in "1.6-512-fp16 (model 1.6, 512 px, fp16)", or that the bundle is
+    damaged.
+    """
     try:
         note = facts(read_manifest(folder))
     except BundleError:
@@ -63,16 +73,17 @@ def describe(folder: Path) -> str:
 
 
 def describe_choice(folder: Path, why: str) -> str:
-    """ "bundle 1.6-512-fp16 (named)", from what `find_bundle` returns."""
+    """Returns in words what `find_bundle` returned, as in "bundle 1.6-512-fp16 (named)"."""
     return f"bundle {name_of(folder)} ({why})"
 
 
 def facts(manifest: Manifest) -> str:
+    """Returns what tells bundles apart, as in "model 1.6, 512 px, fp16"."""
     return f"model {manifest.model}, {manifest.resolution_px} px, {manifest.precision}"
 
 
 def find_bundle(name: str | None) -> tuple[Path, str]:
-    """The folder of `--bundle name`, and why it was chosen.
+    """Returns the folder of `--bundle name`, and why it was chosen.
 
     `name` is a path, a name below `checkpoints/`, or "demo"; None means the remembered choice, else
     the only exported bundle, never the demo.
@@ -98,20 +109,20 @@ def _default() -> tuple[Path, str]:
     chosen = remembered_choice()
     exported = exported_bundles()
     root = checkpoints_folder()
-    if chosen is not None and root / chosen in exported:
-        return root / chosen, "chosen with `setup --use`"
-    if chosen is None and len(exported) == 1:
-        return exported[0], "the only exported one"
+    gone = ""
     if chosen is not None:
+        if root / chosen in exported:
+            return root / chosen, "chosen with `setup --use`"
         gone = f"{root / CHOICE_NAME}: names {chosen!r}, but there is no such bundle; "
+    elif len(exported) == 1:
+        return exported[0], "the only exported one"
+    if exported:
+        cure = (
+            f"{len(exported)} exported bundles: {', '.join(map(describe, exported))}; say which "
+            "with `--bundle NAME`, or choose one for all commands with "
+            "`latentsync-trt setup --use NAME`"
+        )
     else:
-        gone = ""
-    others = (
-        f"{len(exported)} exported bundles: "
-        f"{', '.join(map(describe, exported))}; say which with `--bundle NAME`"
-    )
-    cure = f"{others}, or choose one for all commands with `latentsync-trt setup --use NAME`"
-    if not exported:
         cure = (
             f"no exported bundle; get one with `{setup_command()}`, "
             "or try the small one with `--bundle demo`"
@@ -120,8 +131,8 @@ def _default() -> tuple[Path, str]:
 
 
 def default_bundle() -> tuple[str | None, str]:
-    """The name of the bundle that runs without `--bundle`, and why it; or None and why not, with
-    the cure.
+    """Returns the name of the bundle that runs without `--bundle`, and why it was chosen; or None
+    and why there is none, with the cure.
     """
     try:
         folder, why = _default()
@@ -131,8 +142,8 @@ def default_bundle() -> tuple[str | None, str]:
 
 
 def remembered_choice() -> str | None:
-    """The name that `remember` wrote, None without one; raises `BundleError` if the file cannot be
-    read.
+    """Returns the name that `remember` wrote, None without one; raises `BundleError` if the file
+    cannot be read.
     """
     path = checkpoints_folder() / CHOICE_NAME
     try:
@@ -150,12 +161,12 @@ def remember(name: str) -> Path:
         name: its name, or its path.
 
     Raises:
-        BundleError: there is no such bundle, or it is damaged. InputError: it lies elsewhere, or is
-            the built-in one.
+        BundleError: there is no such bundle, or it is damaged.
+        InputError: it lies elsewhere, or is the built-in one.
         OutputError: the choice cannot be written.
     """
-    (folder, _), exported = find_bundle(name), exported_bundles()
-    chosen = next((one for one in exported if one.samefile(folder)), None)
+    folder, _ = find_bundle(name)
+    chosen = next((each for each in exported_bundles() if each.samefile(folder)), None)
     if chosen is None:
         raise InputError(
             f"{name}: not in {checkpoints_folder()}; name the "

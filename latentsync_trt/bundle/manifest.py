@@ -22,7 +22,7 @@ from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.version import __version__, distribution_version
 
 FORMAT_VERSION = 5
-"""The only one that is read."""
+"""The only version of the manifest's format that is read."""
 
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
@@ -34,34 +34,31 @@ EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
 
 Shapes = Literal["static", "dynamic"]
 GraphVariant = Literal["portable", "cuda"]
-"""For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights are
-the same.
+"""Variants of a graph: for every provider, or fastest on ONNX Runtime's CUDA provider. Inputs,
+outputs and weights are the same.
 """
 
 AUDIO_ENCODER = "audio_encoder"
 VAE_ENCODER = "vae_encoder"
 VAE_DECODER = "vae_decoder"
-
-
-def step_graph(*, guided: bool, cached: bool) -> str:
-    return f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
-
-
-FULL_STEP, CACHED_STEP = (step_graph(guided=True, cached=cached) for cached in (False, True))
-UNGUIDED_GRAPHS = tuple(step_graph(guided=False, cached=cached) for cached in (False, True))
+FULL_STEP = "denoise_step"
+CACHED_STEP = "denoise_step_cached"
+UNGUIDED_GRAPHS = ("denoise_step_unguided", "denoise_step_unguided_cached")
+"""The full and the cached step without guidance."""
 STEP_GRAPHS = (FULL_STEP, CACHED_STEP, *UNGUIDED_GRAPHS)
 REQUIRED_GRAPHS = (AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 
 HIDDEN = "hidden"
 STEP_OUTPUTS = ("next_latents", "next_history")
-"""`hidden` is one more output of full steps, and one more input of cached steps."""
+"""Outputs of every step; `hidden` is one more output of full steps and input of cached ones."""
 
 PIXELS_PER_LATENT = 8
-"""Along each axis."""
+"""How many pixels one latent covers along each axis."""
 HEADS = 8
 """Attention heads at every level of the U-Net."""
 
-_MOST_BYTES = 1_000_000  # of a manifest; the built-in one has 12,403
+_MOST_BYTES = 1_000_000
+"""Largest manifest that is read; the built-in one has 12,403 bytes."""
 
 HEIGHT = "height"
 WIDTH = "width"
@@ -73,50 +70,62 @@ SIZE_STEPS = {
     LATENT_HEIGHT: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
     LATENT_WIDTH: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
 }
-"""The variable dimensions of bundles for several resolutions, pictures' in pixels and their
-latents', with divisors.
+"""Divisors of the dimensions that vary in bundles for several resolutions: pixels of pictures, and
+latents.
 """
 
 _Size = Annotated[int, Meta(ge=1, le=4096)]
 
 
+def step_graph(*, guided: bool, cached: bool) -> str:
+    """Returns the name of the graph of such a step."""
+    graphs = (FULL_STEP, CACHED_STEP) if guided else UNGUIDED_GRAPHS
+    return graphs[cached]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """An input or output. `dtype` as NumPy names it; a str in `shape` names a dynamic dimension."""
+    """An input or output of a graph."""
 
     name: str
     dtype: str
+    """As NumPy names it."""
     shape: tuple[int | str, ...]
+    """A str names a dynamic dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """SHA-256 in hex and size of a file."""
+    """What a file must contain."""
 
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    """In hex."""
     bytes: Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """One graph: its `.onnx` file, the weights file it reads, inputs, outputs, and the files of its
-    other variants.
-    """
+    """One graph, with its variants."""
 
     file: str
+    """Its `.onnx` file."""
     weights: str
+    """The weights file that it reads."""
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
     forms: Mapping[str, str] = field(default_factory=dict)
+    """Files of its other variants, by `GraphVariant`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionRange:
-    """Minimum, typical (optimum) and maximum value of a dynamic dimension, inclusive."""
+    """The values that a dynamic dimension may have."""
 
     minimum: int
     optimum: int
+    """The typical value, for which engines are made fastest."""
     maximum: _Size
+    """Inclusive."""
 
     @property
     def fixed(self) -> bool:
@@ -125,60 +134,66 @@ class DimensionRange:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How an 8-bit bundle was made.
-
-    `parent`, `parent_sha256`: the bundle that was calibrated. `parent_precision`: of other graphs
-    and of the layers in `kept` (names of their weights). `clips`: names of their files. `settings`:
-    of the calibration. `share`: of the full step's multiply-adds, in 8 bits. `distance`: to the
-    parent after whole denoising loops, by metric, if measured.
-    """
+    """How an 8-bit bundle was made."""
 
     parent: str
+    """Name of the bundle that was calibrated."""
     parent_sha256: str
+    """SHA-256 of its manifest."""
     parent_precision: Precision
+    """Precision of what is not in 8 bits: other graphs, and the layers in `kept`."""
     clips: tuple[str, ...]
+    """Names of the files that it was calibrated with."""
     settings: Mapping[str, Any]
+    """Settings of the calibration."""
     kept: tuple[str, ...]
+    """Names of the weights of layers that are not in 8 bits."""
     share: float
+    """Share of the full step's multiply-adds that are in 8 bits."""
     distance: Mapping[str, float] = field(default_factory=dict)
+    """Distance to the parent after whole denoising loops, by metric; empty if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The description of a bundle.
-
-    `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's
-    configuration. `sources`: name, hash and (if known) repository@commit by role (unet, vae,
-    whisper). `verification`: the largest relative difference to PyTorch by graph, empty if skipped.
-    `quantization`: of 8-bit bundles only.
-    """
+    """The description of a bundle."""
 
     name: str
     model: str
+    """The published model that it was made from, as "1.6"; "demo" for the built-in one."""
     resolution_px: _Size
+    """Side of a face; the largest, if there are several."""
     frames: Annotated[int, Meta(ge=1, le=256)]
+    """Frames of a window."""
     precision: Precision
     shapes: Shapes
     audio_layers: int
+    """Layers of the audio encoder whose outputs are features, with its input."""
     audio_width: int
+    """Numbers in a feature of a layer."""
     opset: int
     unet: Mapping[str, Any]
+    """The U-Net's configuration."""
     graphs: Mapping[str, GraphEntry]
     files: Mapping[str, FileEntry]
+    """All files of the folder but the manifest, by name."""
     ranges: Mapping[str, DimensionRange] = field(default_factory=dict)
+    """By name of the dynamic dimension; empty for static shapes."""
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Name, hash and, if known, repository@commit of checkpoints, by role: unet, vae, whisper."""
     tools: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the packages that made it."""
     verification: Mapping[str, float] = field(default_factory=dict)
+    """The largest relative difference to PyTorch by graph; empty if that was not verified."""
     notes: tuple[str, ...] = ()
     quantization: Quantization | None = None
+    """None unless the bundle is in 8 bits."""
     format_version: int = FORMAT_VERSION
 
     @property
     def arithmetic(self) -> Precision:
         """The precision of layers and graphs that are not in 8 bits."""
-        if self.quantization is None:
-            return self.precision
-        return self.quantization.parent_precision
+        return self.quantization.parent_precision if self.quantization else self.precision
 
     @property
     def latent_px(self) -> int:
@@ -186,7 +201,7 @@ class Manifest:
 
     @property
     def resolutions_px(self) -> range:
-        """Resolutions that the graphs take, ascending; `resolution_px`, the default, is the
+        """The resolutions that the graphs take, ascending; `resolution_px`, the default, is the
         last.
         """
         span = self.ranges.get(HEIGHT)
@@ -194,7 +209,9 @@ class Manifest:
         return range(least_px, self.resolution_px + 1, RESOLUTION_STEP_PX)
 
     def notices_at(self, resolution_px: int) -> list[str]:
-        """That the model is the small built-in one, or was trained at another resolution."""
+        """Returns notices that the model is the small built-in one, or was trained at another
+        resolution.
+        """
         if self.model == DEMO_NAME:
             return [
                 "the built-in model is small and knows the demo's "
@@ -212,7 +229,7 @@ class Manifest:
 def resolution_of(
     manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None
 ) -> int:
-    """Height and width of the aligned faces of a run, in pixels.
+    """Returns height and width of the aligned faces of a run, in pixels.
 
     Raises:
         InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at
@@ -224,10 +241,9 @@ def resolution_of(
     if wanted_px in (None, own_px):
         return own_px
     if wanted_px not in others_px:
+        offered = f"{own_px} px"
         if len(others_px) > 1:
-            offered = f"{others_px[0]} to {own_px} px in steps of {others_px.step}"
-        else:
-            offered = f"{own_px} px"
+            offered = f"{others_px[0]} to {offered} in steps of {others_px.step}"
         sizes = (
             f"--resolution {max(wanted_px, own_px)} --min-resolution {min(wanted_px, others_px[0])}"
         )
@@ -263,10 +279,12 @@ class Bundle:
         """
         manifest = read_manifest(folder)
         files = manifest.files
-        graphs = manifest.graphs.values()
-        opened = {name for graph in graphs for name in (graph.file, *graph.forms.values())}
-        used = opened | {graph.weights for graph in graphs}
-        allowed = {name.encode(errors="surrogatepass") for name in used}
+        graphs: set[str] = set()
+        used: set[str] = set()
+        for graph in manifest.graphs.values():
+            graphs.update((graph.file, *graph.forms.values()))
+            used.add(graph.weights)
+        used |= graphs
         for name in used | files.keys():
             if name not in files or Path(name).name != name:
                 raise BundleError(
@@ -275,20 +293,12 @@ class Bundle:
 
         def check(name: str) -> None:
             path = folder / name
-            is_graph = name in opened or path.suffix == ".onnx"
-            if problem := file_problem(path, files[name], hashes=verify or is_graph):
+            is_graph = name in graphs or path.suffix == ".onnx"
+            problem = file_problem(path, files[name], hashes=verify or is_graph)
+            if problem:
                 raise BundleError(f"{folder}: {problem}; export the model again")
             if is_graph:
-                try:
-                    unnamed = {*external_files(path.read_bytes())} - allowed
-                except (ValueError, RecursionError) as error:
-                    raise BundleError(
-                        f"{path}: is no graph ({error}); export the model again"
-                    ) from error
-                if unnamed:
-                    raise BundleError(
-                        f"{path}: reads a file that the manifest does not name; export it again"
-                    )
+                _check_reads(path, used)
 
         # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
         with ThreadPoolExecutor(4) as pool:
@@ -296,17 +306,28 @@ class Bundle:
         return cls(folder, manifest)
 
     def graph_path(self, name: str, variant: GraphVariant = "portable") -> Path:
-        """The `.onnx` file of graph `name`; raises `BundleError` if the bundle lacks it."""
+        """Returns the `.onnx` file of a graph; raises `BundleError` if the bundle lacks it."""
         if name not in self.manifest.graphs:
             raise BundleError(f"{self.folder}: has no graph {name}; export the model again")
         entry = self.manifest.graphs[name]
         return self.folder / (entry.file if variant == "portable" else entry.forms[variant])
 
     def graph_hash(self, name: str) -> str:
-        """SHA-256 over a graph and the weights it reads, from the manifest."""
+        """Returns the SHA-256 over a graph and the weights it reads, from the manifest."""
         entry = self.manifest.graphs[name]
-        graph, weights = (self.manifest.files[file].sha256 for file in (entry.file, entry.weights))
-        return hashlib.sha256(f"{graph} {weights}".encode()).hexdigest()
+        files = self.manifest.files
+        contents = f"{files[entry.file].sha256} {files[entry.weights].sha256}"
+        return hashlib.sha256(contents.encode()).hexdigest()
+
+
+def _check_reads(graph: Path, allowed: Iterable[str]) -> None:
+    """Raises `BundleError` if the file is no graph, or reads from a file that is not `allowed`."""
+    try:
+        names = {*external_files(graph.read_bytes())}
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{graph}: is no graph ({error}); export the model again") from error
+    if not names.issubset(name.encode(errors="surrogatepass") for name in allowed):
+        raise BundleError(f"{graph}: reads a file that the manifest does not name; export it again")
 
 
 def sha256_file(path: Path) -> str:
@@ -315,17 +336,18 @@ def sha256_file(path: Path) -> str:
 
 
 def files_of(folder: Path) -> dict[str, FileEntry]:
-    """The files in a folder and below, for its manifest, by name."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {
-        path.relative_to(folder).as_posix(): FileEntry(sha256_file(path), path.stat().st_size)
-        for path in paths
-    }
+    """Returns the files in a folder and below, for its manifest, by name."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            files[name] = FileEntry(sha256_file(path), path.stat().st_size)
+    return files
 
 
 def file_problem(path: Path, expected: FileEntry, *, hashes: bool) -> str:
-    """What is wrong with a file, with `hashes` also with its content; begins with its name, empty
-    if nothing.
+    """Returns what is wrong with a file, with `hashes` also with its content; begins with its name,
+    empty if nothing.
     """
     try:
         size_bytes = path.stat().st_size
@@ -344,9 +366,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Writes `manifest.json` into `folder`, sealed with its own SHA-256; returns its path."""
     path = folder / MANIFEST_NAME
     content = asdict(manifest)
-    path.write_text(
-        json.dumps(content | {"sha256": _sha256(content)}, indent=2) + "\n", encoding="utf-8"
-    )
+    content["sha256"] = _sha256(content)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -360,14 +381,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """The SHA-256 of the manifest, which covers all files of the bundle; errors as
+    """Returns the SHA-256 of the manifest, which covers all files of the bundle. Raises as
     `read_manifest`.
     """
     return _sha256(_content(folder))
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    """What `manifest.json` contains, without its SHA-256."""
+    """Returns what `manifest.json` contains, without its SHA-256."""
     path = folder / MANIFEST_NAME
     try:
         with path.open("rb") as file:
@@ -411,21 +432,25 @@ def check_target(target: Path) -> None:
 
 
 def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:
-    """Versions of this package and of `packages`, which the extra `extra` installs, for
+    """Returns the versions of this package and of `packages`, which the extra `extra` installs, for
     `Manifest.tools`.
 
     Raises:
         MissingDependency: packages are not installed; the message contains the command that
             installs them.
     """
-    versions = {package: distribution_version(package) for package in packages}
-    missing = [package for package, version in versions.items() if version is None]
+    # A source tree has no metadata, or that of another version.
+    versions = {"latentsync-trt": __version__}
+    missing = []
+    for package in packages:
+        version = distribution_version(package)
+        if version is None:
+            missing.append(package)
+        else:
+            versions[package] = version
     if missing:
         raise MissingDependency(
             f"{', '.join(missing)}: not installed, or without "
             f"their metadata; pip install 'latentsync-trt[{extra}]'"
         )
-    # A source tree has no metadata, or that of another version.
-    return {"latentsync-trt": __version__} | {
-        package: version for package, version in versions.items() if version
-    }
+    return versions
