@@ -48,7 +48,7 @@ def test_a_build_that_fails_leaves_the_run_going(cold: Path, make: DemoModels) -
     opened = make(COMPILING, STEP, build="background", engine_cache=cold)
     assert opened.selection.name == "cpu"
     assert opened.build is not None
-    assert str(cold) in opened.build.wait()
+    assert str(cold) in opened.build.error.result()
 
 
 def test_closing_stops_the_build_and_its_leftover_is_not_used(

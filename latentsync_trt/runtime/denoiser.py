@@ -31,12 +31,6 @@ class _WindowState:
     has_features: bool = False
     """Whether a full step has left features that a cached one can use."""
 
-    def swap(self) -> None:
-        """Makes what a step has written what the next one reads."""
-        written = self.target
-        self.target = self.source
-        self.source = written
-
 
 class GraphDenoiser:
     """A `types.Denoiser` that runs the graphs of all kinds of steps by I/O binding.
@@ -126,7 +120,7 @@ class GraphDenoiser:
         outputs = session.with_translated_errors(run)
         window.has_features = True
         if not self._cuda_graph:
-            window.swap()
+            window.source, window.target = window.target, window.source
         names = [tensor.name for tensor in session.outputs]
         self.observe(graph, timestep, dict(zip(names, outputs, strict=True)))
 

@@ -212,11 +212,8 @@ def make_session_factory(
     bundle or provider do not support `options`.
     """
 
-    def ignore(notice: str) -> None:
-        pass
-
     folder = cache_folder(options.engine_cache, used=selection.provider.builds)
-    return SessionFactory(bundle, selection, options, EngineCache(folder, ignore))
+    return SessionFactory(bundle, selection, options, EngineCache(folder, lambda _: None))
 
 
 def must_build(factory: SessionFactory, graphs: Sequence[str]) -> bool:

@@ -16,7 +16,6 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion import full_steps
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.runtime.engines.session_factory import BackgroundBuild
 from latentsync_trt.runtime.model import Model, make_session_factory, must_build, open_model
 from latentsync_trt.runtime.providers.selection import Selection
 from latentsync_trt.runtime.stages import POLL_S, results
@@ -212,23 +211,9 @@ class ModelSlot:
                 self.on_notice,
             )
             if model.build is not None:
-                self.build = _result_of(model.build)
+                self.build = model.build.error
             self.model = model
         finally:
             with self._use_changed:
                 self._is_opening = False
                 self._use_changed.notify_all()
-
-
-def _result_of(build: BackgroundBuild) -> Future[str]:
-    """Returns a future that is done when the build has ended, with its error."""
-    ended = Future[str]()
-
-    def wait_for_build() -> None:
-        try:
-            ended.set_result(build.wait())
-        except BaseException as error:  # noqa: BLE001 -- raised by who asks
-            ended.set_exception(error)
-
-    threading.Thread(target=wait_for_build, name="build", daemon=True).start()
-    return ended

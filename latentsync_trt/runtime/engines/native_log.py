@@ -53,13 +53,10 @@ def native_errors() -> Iterator[list[str]]:
             os.close(saved)
             log.seek(0)
             text = log.read()
-            lines += map(_plain_text, _LOG_LINE.findall(text))
+            messages = [line.decode(errors="replace") for line in _LOG_LINE.findall(text)]
+            lines += [_COLORS.sub("", message).strip() for message in messages]
             with os.fdopen(_STDERR, "wb", closefd=False) as stderr:
                 stderr.write(_LOG_LINE.sub(b"", text))
-
-
-def _plain_text(line: bytes) -> str:
-    return _COLORS.sub("", line.decode(errors="replace")).strip()
 
 
 def _flush_stderr() -> None:

@@ -108,8 +108,12 @@ class SessionFactory:
             cache.on_notice(notice)
 
     def variant(self, graph: str) -> GraphVariant:
-        """Returns the variant of a graph to open."""
-        return _variant(self.bundle.manifest, self.selection, self.options, graph)
+        """Returns the variant of a graph to open: that for the provider, if the bundle has it."""
+        variant = self.selection.provider.graph_variant
+        forms = self.bundle.manifest.graphs[graph].forms
+        if self.options.graph_variant == "auto" and variant in forms:
+            return variant
+        return "portable"
 
     def key(self, graph: str) -> EngineKey:
         """Returns the cache key of a graph's engine."""
@@ -164,23 +168,24 @@ class SessionFactory:
         `OutOfMemory`, and `OutputError` if the cache cannot be written.
         """
         start_s = time.perf_counter()
-        if not self.compiled:
+        built = False
+        build_s = 0.0
+        size_bytes = 0
+        if self.compiled:
+            build = partial(self._builder.build, graph)
+            load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
+            entry, session = self.cache.load(self.key(graph), build, load)
+            built = entry.folder.name in self.cache.built
+            build_s = entry.build_s or 0.0
+            size_bytes = entry.size_bytes
+            if entry.built:
+                start_s += build_s
+        else:
             session = self._open_directly(graph, cuda_graph=cuda_graph)
-            open_s = time.perf_counter() - start_s
-            share = self._node_share(session)
-            costs = EngineTime(graph, self.selection.name, share, False, 0.0, open_s)
-            return OpenedEngine(session, costs)
-        build = partial(self._builder.build, graph)
-        load = partial(self._builder.open, graph, cuda_graph=cuda_graph)
-        entry, session = self.cache.load(self.key(graph), build, load)
         open_s = time.perf_counter() - start_s
-        build_s = entry.build_s or 0.0
-        if entry.built:
-            open_s -= build_s
-        built = entry.folder.name in self.cache.built
         share = self._node_share(session)
         costs = EngineTime(graph, self.selection.name, share, built, build_s, open_s)
-        return OpenedEngine(session, costs, entry.size_bytes)
+        return OpenedEngine(session, costs, size_bytes)
 
     def _open_directly(self, graph: str, *, cuda_graph: bool) -> Session:
         variant = self.variant(graph)
@@ -224,16 +229,6 @@ class SessionFactory:
         )
 
 
-def _variant(
-    manifest: Manifest, selection: Selection, options: RuntimeOptions, graph: str
-) -> GraphVariant:
-    """Returns the variant of a graph to open: that for the provider, if the bundle has it."""
-    variant = selection.provider.graph_variant
-    if options.graph_variant == "auto" and variant in manifest.graphs[graph].forms:
-        return variant
-    return "portable"
-
-
 def _wants_cuda_graph(
     manifest: Manifest, selection: Selection, options: RuntimeOptions, ranges: DimensionRanges
 ) -> bool:
@@ -252,9 +247,10 @@ def _wants_cuda_graph(
         return False
     if selection.provider.builds:
         return True
-    steps = [graph for graph in STEP_GRAPHS if graph in manifest.graphs]
-    variants = {_variant(manifest, selection, options, graph) for graph in steps}
-    return variants == {CUDA.graph_variant}
+    if selection.provider is not CUDA or options.graph_variant != "auto":
+        return False
+    steps = [manifest.graphs[graph] for graph in STEP_GRAPHS if graph in manifest.graphs]
+    return all(CUDA.graph_variant in step.forms for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +266,7 @@ class BuildOrder:
 
 class BackgroundBuild:
     """Builds the engines of `graphs` in a child process; raises `OSError` if it cannot be
-    started.
+    started. `error` becomes why the build has failed, or empty.
     """
 
     def __init__(self, factory: SessionFactory, graphs: Sequence[str]) -> None:
@@ -282,25 +278,21 @@ class BackgroundBuild:
             graphs=tuple(graphs),
         )
         self._child = Child(ChildProcess(build_in_child))
-        self._error = Future[str]()
+        self.error = Future[str]()
         threading.Thread(target=self._build, args=(order,), name="build", daemon=True).start()
-
-    def wait(self) -> str:
-        """Waits for the end; returns the error, empty if none."""
-        return self._error.result()
 
     def stop(self) -> None:
         """Ends the process; an unfinished engine is never used."""
         self._child.end()
 
     def _build(self, order: BuildOrder) -> None:
-        error = ""
+        problem = ""
         try:
             self._child.call(order)
-        except LatentSyncError as failure:
-            error = str(failure)
+        except LatentSyncError as error:
+            problem = str(error)
         self._child.end()
-        self._error.set_result(error)
+        self.error.set_result(problem)
 
 
 def build_in_child(order: BuildOrder, _: OnProgress) -> None:

@@ -64,18 +64,13 @@ def input_shapes(entry: GraphEntry, ranges: DimensionRanges) -> dict[str, Profil
     """Returns the shapes of the inputs that have a variable dimension; empty for a graph of fixed
     shapes.
     """
-    minima: dict[str, int] = {}
-    optima: dict[str, int] = {}
-    maxima: dict[str, int] = {}
-    for name, span in ranges.items():
-        minima[name] = span.minimum
-        optima[name] = span.optimum
-        maxima[name] = span.maximum
+    minima = {name: span.minimum for name, span in ranges.items()}
+    maxima = {name: span.maximum for name, span in ranges.items()}
     shapes: dict[str, ProfileShapes] = {}
     for tensor in entry.inputs:
         least = shape_with(tensor.shape, minima)
         if least != tensor.shape:
-            usual = shape_with(tensor.shape, optima)
+            usual = usual_shape(tensor.shape, ranges)
             shapes[tensor.name] = (least, usual, shape_with(tensor.shape, maxima))
     return shapes
 

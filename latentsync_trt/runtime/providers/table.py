@@ -16,19 +16,19 @@ if TYPE_CHECKING:  # which costs each `--help` a tenth of a second
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One execution provider of ONNX Runtime.
-
-    `builds`: it needs engines, which take minutes to build; others open a bundle's graphs directly.
-    `buffers`: where it has inputs and outputs, as in `OrtValue`. `graph_variant`: of the graphs
-    that it runs fastest.
-    """
+    """One execution provider of ONNX Runtime."""
 
     name: str
     ort_name: str
+    """ONNX Runtime's name of it."""
     install: str = ""
+    """The command that installs what it needs."""
     builds: bool = False
+    """Whether it needs engines, which take minutes to build; others open a bundle's graphs."""
     buffers: Literal["cpu", "cuda"] = "cuda"
+    """Where it has inputs and outputs, as `OrtValue` names it."""
     graph_variant: "GraphVariant" = "portable"
+    """The variant of the graphs that it runs fastest."""
 
 
 TENSORRT = Provider(
