@@ -17,8 +17,9 @@ from click.testing import CliRunner
 
 from latentsync_trt.bench import reference_comparison
 from latentsync_trt.bench.rows import environment
+from latentsync_trt.bench.sample_faces import PICTURES
 from latentsync_trt.bench.selftest import SelftestReport, TrialRunner, self_test
-from latentsync_trt.bench.trial import PICTURES, GraphRow, TrialResult, TrialSpec, run_trial
+from latentsync_trt.bench.trial import GraphRow, TrialResult, TrialSpec, run_trial
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bench.trial import PICTURES, GraphRow, Trial
+from latentsync_trt.bench.sample_faces import PICTURES
+from latentsync_trt.bench.trial import GraphRow, Trial
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.measure.pictures import decibels
 from latentsync_trt.runtime.engines.output_comparison import difference, provider_limit

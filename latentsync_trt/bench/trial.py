@@ -2,43 +2,33 @@
 and windows are painted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bench.run import Setting, measure_sync
+from latentsync_trt.bench.run import Setting
+from latentsync_trt.bench.sample_faces import write_sample_faces
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import ChildLost, run_child
 from latentsync_trt.child_main import OnProgress
-from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.measure.pictures import generated_area
-from latentsync_trt.media.demo_clip import SPEECH, SpokenClip, camera_frames
-from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.engines.buffers import give_back_gpu_memory
 from latentsync_trt.runtime.engines.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines.output_comparison import BoundRun
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.providers.choice import select_provider
 from latentsync_trt.runtime.providers.table import PROVIDERS
-from latentsync_trt.sync.inputs import Helpers
-from latentsync_trt.types import Float32Array, NoticeCallback
+from latentsync_trt.types import NoticeCallback
 
 GPU_RUNS = 20
 CPU_RUNS = 3
 """Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU
 does not need.
 """
-
-PICTURES = "pictures.npy"
-"""Name of the file with what was painted: the generated part of faces, uint16 `(n, h, w, 3)`."""
-
-_WHITE = 65535
-"""The highest level of those pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +154,17 @@ def carry_out_trial(spec: TrialSpec, on_progress: OnProgress) -> TrialResult:
             give_back_gpu_memory(selection)
         if not any(row.error for row in result.graphs.values()):
             begin("painting")
-            result.notices += _paint(factory, spec, result.log.append)
+            setting = Setting(
+                bundle,
+                replace(selection, is_named=True),  # no other takes its place
+                spec.options,
+                bundle.manifest.resolution_px,
+                free_before_bytes=None,
+                on_notice=result.log.append,
+                runs=1,
+                warm_up=0,
+            )
+            result.notices += write_sample_faces(setting, spec.steps, spec.folder)
     except LatentSyncError as error:
         result.failures.append(str(error))
     return result
@@ -185,12 +185,10 @@ def _try_graph(
         engine = factory.open(graph)
         costs = engine.costs
         with closing(engine.session) as session:
-            row = replace(row, nodes=session.nodes_by_provider(), open_s=costs.open_s)
+            nodes = session.nodes_by_provider()
+            row = replace(row, nodes=nodes, built=costs.built, open_s=costs.open_s)
             if factory.compiled:
-                size_bytes = engine.size_bytes
-                row = replace(
-                    row, built=costs.built, build_s=costs.build_s, engine_bytes=size_bytes
-                )
+                row = replace(row, build_s=costs.build_s, engine_bytes=engine.size_bytes)
             result.graphs[graph] = row
             begin(f"running {graph}")
             run = BoundRun(session, factory.ranges, factory.selection)
@@ -202,36 +200,3 @@ def _try_graph(
     except LatentSyncError as error:
         row = replace(row, error=str(error))
     result.graphs[graph] = row
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    """An enhancer that keeps the faces it gets and changes none."""
-
-    faces: list[Float32Array] = field(default_factory=list)
-
-    def enhance(self, face: Float32Array) -> Float32Array:
-        self.faces.append(face)
-        return face
-
-
-def _paint(factory: SessionFactory, spec: TrialSpec, on_notice: NoticeCallback) -> Sequence[str]:
-    """Syncs two windows of the built-in clip, the second in buffers that the first has filled;
-    writes the painted faces, and returns notices of the model.
-    """
-    manifest = factory.bundle.manifest
-    side_px = manifest.resolution_px
-    selection = replace(factory.selection, is_named=True)  # no other takes its place
-    setting = Setting(
-        factory.bundle, selection, spec.options, side_px, None, on_notice, runs=1, warm_up=0
-    )
-    video = spec.folder / "portrait.mp4"
-    write_pictures(video, camera_frames(Fraction(2 * manifest.frames, MODEL_FPS)))
-    clip = SpokenClip(video, SPEECH, video.name)
-    options = SyncOptions(steps=spec.steps, length="video", silence="model")
-    recorder = _Recorder()
-    output = spec.folder / "painted.mp4"
-    measured = measure_sync(setting, clip, output, options, Helpers(enhancer=recorder))
-    pictures = np.stack(recorder.faces)[:, *generated_area(side_px)]
-    np.save(spec.folder / PICTURES, np.rint(_WHITE * pictures).astype(np.uint16))
-    return measured.start_up_notices
