@@ -52,14 +52,14 @@ class LatentSyncError(Exception):
 
     Messages name options as the command line does, `--low-memory`; Python, HTTP and job files have
     `low_memory`.
+    """
 
-    `usage`: whether the call or command line is wrong (exit code 2): a path or bundle that does not
+    usage: bool = False
+    """Whether the call or command line is wrong (exit code 2): a path or bundle that does not
     exist, a folder that cannot be written, an option out of range. Otherwise the work failed (exit
     code 1): a file is damaged or lacks what is needed, or the machine cannot do it. Each class has
     a default, which an instance can override.
     """
-
-    usage: bool = False
 
     def __init__(self, *args: Any, usage: bool | None = None) -> None:
         super().__init__(*args)

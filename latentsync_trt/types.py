@@ -26,73 +26,76 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """ITU-T H.273 code points of a stream; 2 = not specified. `full_range` is None where the source
-    does not say.
-    """
+    """ITU-T H.273 code points of a stream; 2 = not specified."""
 
     primaries: int = 2
     transfer: int = 2
     matrix: int = 2
     full_range: bool | None = None
+    """None where the source does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class HdrMetadata:
-    """What a file says about the display that its HDR picture was made on.
-
-    `mastering`: x and y of the primaries red, green, blue and of white, then the least and largest
-    cd/m²; `light`: the brightest pixel and the brightest mean of a picture, in cd/m²; both None if
-    not stated. `dynamic`: kinds of metadata that change from picture to picture.
-    """
+    """What a file says about the display that its HDR picture was made on."""
 
     mastering: tuple[Fraction, ...] | None = None
+    """x and y of the primaries red, green, blue and of white, then the least and largest cd/m²;
+    None if not stated.
+    """
     light: tuple[int, int] | None = None
+    """The brightest pixel and the brightest mean of a picture, in cd/m²; None if not stated."""
     dynamic: tuple[str, ...] = ()
+    """Kinds of metadata that change from picture to picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after
-    rotation.
-
-    `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file,
-    and `start_s`, the time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and
-    `color`: of the `YuvPlanes` of its frames. `hdr`, and whether there are `captions` (CEA-608,
-    CEA-708): of the first picture, as are `views`, which say that it is not a plain picture: "360°"
-    or "3D". `time_base`: seconds of which all its times are multiples. `chroma_place`: how far a
-    chroma sample lies to the right of and below the first pixel that it covers, in half pixels;
-    None where the file does not say. `top_field_first`: of interlaced pictures, whether the top
-    field is the earlier one.
-    """
+    """A video stream's properties. What the file does not state is None."""
 
     width_px: int
+    """After rotation, as are `height_px` and `sample_aspect_ratio`."""
     height_px: int
     duration_s: Fraction | None
     pixel_format: str
+    """FFmpeg's name for the `YuvPlanes` of its frames."""
     interlaced: bool
     sample_aspect_ratio: Fraction
+    """Width of a pixel / its height."""
     color: ColorTags = ColorTags()
+    """How the `YuvPlanes` of its frames are coded."""
     frames_per_s: Fraction | None = None
+    """The mean over the file."""
     start_s: Fraction | None = None
+    """Time stamp of the first picture."""
     time_base: Fraction | None = None
+    """Seconds of which all its times are multiples."""
     hdr: HdrMetadata = HdrMetadata()
+    """What the first picture says."""
     captions: bool = False
+    """Whether the first picture has captions (CEA-608, CEA-708)."""
     chroma_place: tuple[int, int] | None = None
+    """How far a chroma sample lies to the right of and below the first pixel that it covers, in
+    half pixels.
+    """
     top_field_first: bool | None = None
+    """Of interlaced pictures, whether the top field is the earlier one."""
     views: tuple[str, ...] = ()
+    """Why the first picture is no plain one: "360°" or "3D"."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class YuvPlanes:
     """A picture as three planes, coded as `color` says: uint8, or uint16 where `bits` is above 8.
-
-    `y (H, W)`; `u` and `v` `(ceil(H/a), ceil(W/b))` with a and b 1 or 2: 4:2:0, 4:2:2, 4:4:0 or
-    4:4:4. With matrix 0, the planes hold G, B and R.
+    With matrix 0, the planes hold G, B and R.
     """
 
     y: SampleArray
+    """`(H, W)`."""
     u: SampleArray
+    """`(ceil(H/a), ceil(W/b))` with a and b 1 or 2: 4:2:0, 4:2:2, 4:4:0 or 4:4:4."""
     v: SampleArray
+    """Shaped like `u`."""
     color: ColorTags
     bits: int = 8
 
@@ -117,35 +120,37 @@ class Picture(Protocol):
         ...
 
     def __getitem__(self, place: tuple[slice, slice], /) -> UInt8Array:
-        """The given rows and columns."""
+        """Returns these rows and columns."""
         ...
 
     def __array__(self) -> UInt8Array:
-        """The whole picture."""
+        """Returns the whole picture."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """One output frame.
-
-    `time_s`, `duration_s`: in the output. `source_s`: time of its picture in the source, whose
-    first one is at 0; it goes back where the source is played again or backwards.
-
-    Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's
-    chroma sampling, so that unchanged pixels are never converted; it is None for RGB output.
-    `damaged`: a part of the picture is missing or wrong in the source's file. `new_aspect`: width /
-    height of its pixels, where that is no longer the first picture's.
-    """
+    """One output frame."""
 
     index: int
     time_s: Fraction
+    """Time in the output."""
     duration_s: Fraction
+    """Duration in the output."""
     source_s: Fraction
+    """Time of its picture in the source, whose first one is at 0; it goes back where the source is
+    played again or backwards.
+    """
     picture: Picture
+    """What faces are found and painted in."""
     planes: YuvPlanes | None
+    """The same picture in the encoder's chroma sampling, so that unchanged pixels are never
+    converted; None for RGB output.
+    """
     damaged: bool = False
+    """Whether a part of the picture is missing or wrong in the source's file."""
     new_aspect: Fraction | None = None
+    """Width / height of its pixels, where that is no longer the first picture's."""
 
     @property
     def rgb(self) -> UInt8Array:
@@ -155,41 +160,41 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patch:
-    """New pixels for one rectangle of a frame.
-
-    `x_px`, `y_px`: its top-left corner. `rgb (h, w, 3)` uint16: 257 × the 8-bit level, SDR as in
-    `Frame.picture`. `weight (h, w)` float32 in [0, 1]: how much of it shows; pixels of weight 0
-    must reach the output unchanged.
-    """
+    """New pixels for one rectangle of a frame, whose top-left corner is at `x_px`, `y_px`."""
 
     x_px: int
     y_px: int
     rgb: UInt16Array
+    """`(h, w, 3)`: 257 × the 8-bit level, SDR as in `Frame.picture`."""
     weight: Float32Array
+    """`(h, w)` in [0, 1]: how much of it shows; pixels of weight 0 must reach the output unchanged.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Face:
-    """A face in a frame.
-
-    `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge
-    of the left brow, of the right brow (left and right in the image), nose center, in pixels.
-    `score` in [0, 1]. `landmarks (n, 2)` float32: more points of the face, always the same ones, in
-    pixels; None if the detector has none. They help to recognize a cut.
-    """
+    """A face in a frame, in pixels."""
 
     box: Float32Array
+    """`(4,)`: left, top, right, bottom."""
     points: Float32Array
+    """`(3, 2)`: mean upper edge of the left brow, of the right brow (left and right in the image),
+    nose center.
+    """
     score: float = 1.0
+    """In [0, 1]."""
     landmarks: Float32Array | None = None
+    """`(n, 2)`: more points of the face, always the same ones, which help to recognize a cut; None
+    if the detector has none.
+    """
 
 
 class FaceDetector(Protocol):
     """Finds the faces of one frame."""
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        """Faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if there is
-        none.
+        """Returns the faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if
+        there is none.
         """
         ...
 
@@ -198,7 +203,7 @@ class Enhancer(Protocol):
     """Improves painted faces before they are pasted."""
 
     def enhance(self, face: Float32Array) -> Float32Array:
-        """The same face at the same place, RGB float32 `(n, n, 3)` in [0, 1] with n ≥ H.
+        """Returns the same face at the same place, RGB float32 `(n, n, 3)` in [0, 1] with n ≥ H.
 
         Args:
             face: RGB float32 `(H, H, 3)` in [0, 1], in the network's pose; what was not painted is
@@ -209,16 +214,14 @@ class Enhancer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedFace:
-    """A face, aligned to the network's reference pose.
-
-    `image (H, H, 3)` uint8 RGB at the network's resolution; `matrix (2, 3)` float64 maps frame
-    pixels to pixels of the upright crop, whose size is `crop_size_px` = (width, height) before it
-    is resized to H×H.
-    """
+    """A face, aligned to the network's reference pose."""
 
     image: UInt8Array
+    """`(H, H, 3)` RGB at the network's resolution."""
     matrix: Float64Array
+    """`(2, 3)`: maps pixels of the frame to those of the upright crop."""
     crop_size_px: tuple[int, int]
+    """Width and height of the crop before it is resized to H×H."""
 
 
 class Denoiser(Protocol):
@@ -231,20 +234,19 @@ class Denoiser(Protocol):
         audio: Float32Array,
         guidance: float,
     ) -> None:
-        """Of a window: float32 `(4, F, h, w)`, `(9, F, h, w)` and `(F, S, D)`; at a guidance of 1
-        or below, all steps run without guidance.
+        """Begins with a window: float32 `(4, F, h, w)`, `(9, F, h, w)` and `(F, S, D)`; at a
+        guidance of 1 or below, all steps run without guidance.
         """
         ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
-        """One update with the coefficients `(5,)` of `diffusion.Step`.
-
-        `cached` reuses features of the last full step.
+        """Updates the latents once, with the coefficients `(5,)` of `diffusion.Step`; `cached`
+        reuses features of the last full step.
         """
         ...
 
     def latents(self) -> Float32Array:
-        """The current latents, float32 `(4, F, h, w)`."""
+        """Returns the current latents, float32 `(4, F, h, w)`."""
         ...
 
 
@@ -259,46 +261,46 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """Time spent on one engine.
-
-    `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the
-    build, in this run (`built`) or earlier, for the cache. `open_s`: sum over all openings, without
-    building. `first_ms`, `mean_ms`: the first run, and the mean of all others (the first, if there
-    are none).
-    """
+    """Time spent on one engine."""
 
     graph: str
     provider: str
     node_share: float
+    """Share of the graph's nodes that run on `provider`."""
     built: bool
+    """Whether it was built in this run."""
     build_s: float
+    """Duration of the build, in this run or earlier, for the cache."""
     open_s: float
+    """Sum over all openings, without building."""
     runs: int = 0
     first_ms: float = 0.0
+    """Duration of the first run."""
     mean_ms: float = 0.0
+    """Mean of all other runs; the first, if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done` of `total` output frames (None if unknown) have passed `stage`.
-
-    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480,
-    square pixels. Only in stage "lip-sync"; to be called within the callback. `written_s`: seconds
-    of the output. `frames_per_s`: pace of painting; 0 before, and in other stages. `left_s`:
-    seconds until the last frame, where more is known than the pace.
-    """
+    """`done` of `total` output frames (None if unknown) have passed `stage`."""
 
     stage: str
     done: int
     total: int | None
     picture: Callable[[], UInt8Array] | None = field(default=None, compare=False, repr=False)
+    """Makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480, square
+    pixels. Only in stage "lip-sync"; to be called within the callback.
+    """
     written_s: float = field(default=0.0, compare=False)
+    """Seconds of the output that are written."""
     frames_per_s: float = field(default=0.0, compare=False)
+    """Pace of painting; 0 before, and in other stages."""
     left_s: float | None = field(default=None, compare=False)
+    """Seconds until the last frame, where more is known than the pace."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last frame; None where pace or number of frames is unknown."""
+        """Time until the last frame; None where pace or number of frames is unknown."""
         if self.left_s is not None:
             return self.left_s
         if self.total and self.frames_per_s:
@@ -330,17 +332,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a finished run did.
-
-    `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to
-    the finished file; its part `opened_s` ends when all networks are open; `startup_s` when the
-    first windows have been painted, or with `opened_s` where hardly any follow; `finish_s` is its
-    last part, after the last frame was written. `frames_per_s`: frames painted between `startup_s`
-    and `finish_s` by that time; from `opened_s` on where fewer frames follow the first windows than
-    these have. `stages`: seconds that each stage was busy; they overlap. `picture_delay_s`: time of
-    the output at which the source's first picture is shown; negative where the output begins later
-    in the source, as a preview does.
-    """
+    """What a finished run did."""
 
     output: str
     bundle: str
@@ -349,17 +341,31 @@ class SyncReport:
     frames_with_face: int
     windows: int
     duration_s: float
+    """Duration of the output."""
     wall_s: float
+    """Time from the start of this call, after waiting for others, to the finished file."""
     startup_s: float
+    """The part of `wall_s` until the first windows have been painted, or `opened_s` where hardly
+    any follow.
+    """
     frames_per_s: float
+    """Frames painted between `startup_s` and `finish_s` by that time; from `opened_s` on where
+    fewer frames follow the first windows than these have.
+    """
     stages: tuple[StageTime, ...]
+    """How long each stage was busy; they overlap."""
     engines: tuple[EngineTime, ...]
     notices: tuple[str, ...]
     untouched: tuple[Interval, ...] = ()
     quality: Measures | None = None
     opened_s: float = 0.0
+    """The part of `wall_s` until all networks are open."""
     finish_s: float = 0.0
+    """The part of `wall_s` after the last frame was written."""
     picture_delay_s: float = 0.0
+    """Time of the output at which the source's first picture is shown; negative where the output
+    begins later in the source, as a preview does.
+    """
 
     @property
     def painting_s(self) -> float:
@@ -367,12 +373,12 @@ class SyncReport:
 
 
 def within(times_s: Float64Array, spans_s: Sequence[tuple[float, float]]) -> BoolArray:
-    """Whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
+    """Returns whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
     edges = np.array(spans_s, np.float64).reshape(-1)
     return np.asarray(np.searchsorted(edges, times_s, side="right") % 2 == 1, np.bool_)
 
 
 def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
-    """First and past-the-last index of each run of True in `values (n,)`."""
+    """Returns first and past-the-last index of each run of True in `values (n,)`."""
     edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
