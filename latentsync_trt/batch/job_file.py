@@ -75,18 +75,15 @@ def read_rows(source: Path, defaults: SyncOptions, folder: str | None = None) ->
             rows.append(BatchRow(where, _task(cells, base, texts, folder)))
         except InputError as error:
             rows.append(BatchRow(where, nothing, problem=str(error)))
-    if source.is_dir():
-        rows = _without_outputs(rows)
+    if source.is_dir():  # what an earlier batch wrote there is no clip
+        outputs = {row.task.output for row in rows}
+        rows = [
+            row for row in rows if row.problem or row.task.audio or row.task.video not in outputs
+        ]
     if not rows:
         cure = "add a row for each clip, or give a folder with videos and recordings"
         raise InputError(f"{source}: has no rows; {cure}")
     return _without_conflicts(rows)
-
-
-def _without_outputs(rows: Sequence[BatchRow]) -> list[BatchRow]:
-    """Returns the rows of a folder without the clips that an earlier batch wrote there."""
-    outputs = {row.task.output for row in rows}
-    return [row for row in rows if row.problem or row.task.audio or row.task.video not in outputs]
 
 
 def ledger_of(source: Path) -> Path:

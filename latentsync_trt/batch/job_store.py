@@ -17,7 +17,15 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from filelock import FileLock, Timeout
 
-from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Started, Task
+from latentsync_trt.batch.tasks import (
+    CanceledEvent,
+    Event,
+    Failed,
+    Finished,
+    ReportValues,
+    Started,
+    Task,
+)
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.option_fields import from_json, from_values
 
@@ -46,8 +54,7 @@ class JobRow:
     attempts: int
     worker: str | None
     error: str | None
-    report: dict[str, Any] | None
-    """As in `Finished`."""
+    report: ReportValues | None
     created_s: float
     started_s: float | None
     ended_s: float | None

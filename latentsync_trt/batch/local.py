@@ -4,13 +4,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import ReportValues, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Child, ChildLost, ChildProcess, MemoryExceeded
 from latentsync_trt.child_main import OnProgress
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import exit_code
-from latentsync_trt.types import Progress
+from latentsync_trt.types import NoticeCallback, ProgressCallback
 
 HUNG_S = 300.0
 """A worker that sends nothing for so long while it works is ended, and its tasks run again."""
@@ -47,7 +47,7 @@ class WorkerHandle:
         self,
         name: str,
         settings: WorkerSettings,
-        on_notice: Callable[[str], None] = lambda _: None,
+        on_notice: NoticeCallback = lambda _: None,
         *,
         at_once: int = 1,
         new_child: Callable[[], Child] | None = None,
@@ -80,37 +80,10 @@ class WorkerHandle:
         """Whether it works and has sent nothing for a tenth of the time after which it is ended."""
         return self._child is not None and self._child.is_silent
 
-    def start(self) -> None:
-        """Returns when the bundle is open; raises `WorkerLost`, or `LatentSyncError` if the
-        settings cannot work.
+    def start(self) -> Child:
+        """Starts the child, unless it runs; returns it when it has the bundle open. Raises
+        `WorkerLost`, or `LatentSyncError` if the settings cannot work.
         """
-        self._open_child()
-
-    def run(
-        self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event
-    ) -> dict[str, Any]:
-        """Syncs a clip, as `Worker.run`; raises also what `on_progress` does."""
-        child = self._open_child()
-        limits = {"is_canceled": canceled.is_set, "most_bytes": self._settings.most_bytes}
-        try:
-            return dict(self._call(child, task, on_progress, **limits))
-        except MemoryExceeded as error:
-            text = f"{error}, the most for a worker here"
-            if error.calls > 1:
-                self.at_once = 1
-                again = f"{self.name}: {text}; its clips run again, one at a time"
-                raise WorkerLost(again) from error
-            cure = "give one with smaller pictures, or fewer --workers"
-            raise TaskError(f"the clip {text}; {cure}") from error
-
-    def close(self) -> None:
-        """Ends the worker, also within a task, which then raises; may be called again."""
-        self._closed.set()
-        if self._child is not None:
-            self._child.end()
-
-    def _open_child(self) -> Child:
-        """Returns the child, which has the bundle open; starts it unless it runs."""
         with self._starting:
             child = self._child
             if child is not None:
@@ -128,6 +101,29 @@ class WorkerHandle:
                 child.end(error)
                 raise
             return child
+
+    def run(
+        self, task: Task, on_progress: ProgressCallback, canceled: threading.Event
+    ) -> ReportValues:
+        """Syncs a clip, as `Worker.run`; raises also what `on_progress` does."""
+        child = self.start()
+        limits = {"is_canceled": canceled.is_set, "most_bytes": self._settings.most_bytes}
+        try:
+            return dict(self._call(child, task, on_progress, **limits))
+        except MemoryExceeded as error:
+            text = f"{error}, the most for a worker here"
+            if error.calls > 1:
+                self.at_once = 1
+                again = f"{self.name}: {text}; its clips run again, one at a time"
+                raise WorkerLost(again) from error
+            cure = "give one with smaller pictures, or fewer --workers"
+            raise TaskError(f"the clip {text}; {cure}") from error
+
+    def close(self) -> None:
+        """Ends the worker, also within a task, which then raises; may be called again."""
+        self._closed.set()
+        if self._child is not None:
+            self._child.end()
 
     def _local_child(self) -> Child:
         environment = {}

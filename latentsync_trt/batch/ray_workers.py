@@ -8,7 +8,7 @@ nodes for them.
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,6 +31,7 @@ from latentsync_trt.child_main import (
 )
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
 from latentsync_trt.runtime.providers.table import CPU
+from latentsync_trt.types import NoticeCallback
 from latentsync_trt.version import __version__
 
 _CONNECT_S = 30.0
@@ -42,7 +43,7 @@ def ray_workers(
     settings: WorkerSettings,
     count: int | None,
     most: int,
-    on_notice: Callable[[str], None],
+    on_notice: NoticeCallback,
 ) -> list[WorkerHandle]:
     """Returns workers of a cluster; `count` and `most` as for `make_workers`; raises as
     `connect`.
@@ -108,7 +109,7 @@ class RemoteProcess:
 
     memory_bytes = 0  # Ray has limits of its own
 
-    def __init__(self, plan: ClusterPlan, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, plan: ClusterPlan, on_notice: NoticeCallback) -> None:
         """Creates an actor, which waits until a node has what it needs."""
         import ray
 

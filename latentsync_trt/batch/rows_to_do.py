@@ -14,7 +14,7 @@ from latentsync_trt.paths import path_exists
 
 
 def unfinished_rows(store: JobStore, rows: Sequence[BatchRow]) -> list[BatchRow]:
-    """The rows that are not done, or whose output was deleted since.
+    """Returns the rows that are not done, or whose output was deleted since.
 
     Forgets what the job file no longer has. Where a worker was killed, its output may be there
     already, and is replaced.
@@ -27,7 +27,10 @@ def unfinished_rows(store: JobStore, rows: Sequence[BatchRow]) -> list[BatchRow]
     unfinished = []
     for row in rows:
         entry = entries.get(row.task.id)
-        is_done = entry is not None and entry.state == "done" and _is_there(row.task.output)
+        output = row.task.output
+        is_done = entry is not None and entry.state == "done"
+        if is_done and not is_url(output):
+            is_done = path_exists(output)
         if entry is not None and entry.state == "waiting" and entry.attempts:
             options = replace(row.task.options, overwrite=True)
             unfinished.append(replace(row, task=replace(row.task, options=options)))
@@ -56,7 +59,3 @@ def run_rows(
         for row in rows:
             dispatcher.submit(row.task)
         dispatcher.wait(on_tick)
-
-
-def _is_there(output: str) -> bool:
-    return is_url(output) or path_exists(output)

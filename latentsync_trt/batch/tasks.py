@@ -11,6 +11,9 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import file_fields, from_texts, from_values, to_texts
 from latentsync_trt.types import Progress
 
+ReportValues = dict[str, Any]
+"""`asdict` of a `SyncReport`."""
+
 
 class TaskError(LatentSyncError):
     """The clip failed; message and `usage` are those of the error in the worker."""
@@ -150,11 +153,12 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker is about to get a task, for the `attempt`-th time, counted from 1."""
+    """A worker is about to get a task."""
 
     task_id: str
     worker: str
     attempt: int
+    """How often the task has begun with this, 1 at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +172,23 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The task's output is complete; `report`: `asdict` of its `SyncReport`."""
+    """The task's output is complete."""
 
     task_id: str
     worker: str
-    report: dict[str, Any]
+    report: ReportValues
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A task failed; `again`: its worker was lost, and it will run once more."""
+    """A task failed."""
 
     task_id: str
     worker: str
     message: str
     usage: bool
     again: bool
+    """Whether its worker was lost, and it will run once more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,18 @@
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from latentsync_trt.batch import remote_files
-from latentsync_trt.batch.tasks import Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import ReportValues, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
 from latentsync_trt.child_main import CallCanceled
 from latentsync_trt.errors import BundleError, InferenceError, InputError, OutputError
@@ -27,7 +27,7 @@ from latentsync_trt.files import (
 )
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import make_folder
-from latentsync_trt.types import Progress, SyncReport, UInt8Array
+from latentsync_trt.types import NoticeCallback, Progress, ProgressCallback, SyncReport, UInt8Array
 from latentsync_trt.unexpected import one_line
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Worker:
     """
 
     def __init__(
-        self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None
+        self, settings: WorkerSettings, on_notice: NoticeCallback = lambda _: None
     ) -> None:
         """Opens the bundle and runs each network once, so that the first clip is fast; raises as
         `run`.
@@ -66,9 +66,8 @@ class Worker:
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
-        """Syncs a clip, until `on_progress` raises `CallCanceled`; returns `asdict` of its
-        `SyncReport`.
+    def run(self, task: Task, on_progress: ProgressCallback) -> ReportValues:
+        """Syncs a clip, until `on_progress` raises `CallCanceled`; returns its report.
 
         Finished parts of a clip that does not end are kept beside its output, and so is what cannot
         be uploaded.
@@ -122,9 +121,7 @@ class Worker:
         )
 
     @contextmanager
-    def _opened(
-        self, bundle: str, report: Callable[[Progress], None]
-    ) -> Generator[None, None, None]:
+    def _opened(self, bundle: str, report: ProgressCallback) -> Iterator[None]:
         """Holds a bundle open within the block; first waits for tasks with another one."""
         with self._ended:
             while bundle != self._bundle and self._running:
@@ -143,7 +140,7 @@ class Worker:
             with self._ended:
                 self._running -= 1
 
-    def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
+    def _sync(self, task: Task, report: ProgressCallback) -> SyncReport:
         """Syncs local files; goes on with the finished parts that an earlier run of the same clip
         kept.
         """
@@ -163,7 +160,7 @@ class _Files:
     called.
     """
 
-    def __init__(self, report: Callable[[Progress], None]) -> None:
+    def __init__(self, report: ProgressCallback) -> None:
         self.folder = Path()
         self._report = report
         self._paths: dict[tuple[str, bool], Path] = {}

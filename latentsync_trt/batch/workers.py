@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from latentsync_trt.batch.local import WorkerHandle
@@ -12,6 +11,7 @@ from latentsync_trt.batch.tasks import WorkerSettings
 from latentsync_trt.bundle.machine import machine_bytes
 from latentsync_trt.errors import Notices
 from latentsync_trt.runtime.providers.table import CPU
+from latentsync_trt.types import NoticeCallback
 
 _MEMORY_SHARE = 0.8
 """Share of the machine's memory for all workers; the rest is for the program that serves, and for
@@ -25,7 +25,7 @@ def make_workers(
     *,
     most: int = sys.maxsize,
     ray: str | None = None,
-    on_notice: Callable[[str], None] = lambda _: None,
+    on_notice: NoticeCallback = lambda _: None,
 ) -> list[WorkerHandle]:
     """Returns workers that are not started yet; raises `LatentSyncError` if bundle, device or
     cluster does not exist.
@@ -58,7 +58,7 @@ class Device:
 
 
 def local_workers(
-    settings: WorkerSettings, count: int | None, most: int, on_notice: Callable[[str], None]
+    settings: WorkerSettings, count: int | None, most: int, on_notice: NoticeCallback
 ) -> list[WorkerHandle]:
     """Returns workers of this machine; `count` and `most` as for `make_workers`."""
     devices = _devices(settings, on_notice)
@@ -67,8 +67,9 @@ def local_workers(
     threads = None
     if count > 1:
         threads = max((os.cpu_count() or 1) // count, 1)
-    most_bytes = _MEMORY_SHARE * machine_bytes() / count
-    settings = replace(settings, most_bytes=most_bytes, threads=threads)
+    settings = replace(
+        settings, most_bytes=_MEMORY_SHARE * machine_bytes() / count, threads=threads
+    )
     workers = list[WorkerHandle]()
     for index in range(count):
         device = devices[index % len(devices)]
@@ -82,7 +83,7 @@ def local_workers(
     return workers
 
 
-def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list[Device]:
+def _devices(settings: WorkerSettings, on_notice: NoticeCallback) -> list[Device]:
     """Returns the GPUs to use; a single CPU where there is none to use."""
     from latentsync_trt.runtime.providers.choice import select_provider
     from latentsync_trt.runtime.providers.devices import device_numbers, gpus

@@ -103,9 +103,7 @@ EXAMPLES = {
 """Two calls of each command, shown at the end of its help text."""
 
 
-def echo(
-    text: str = "", *, err: bool = False, fg: str | None = None, bold: bool | None = None
-) -> None:
+def echo(text: str, *, err: bool = False, fg: str | None = None, bold: bool | None = None) -> None:
     """Prints a line to stdout, or stderr, in a color if that is a terminal."""
     click.secho(printable(text), err=err, fg=fg, bold=bold)
 
@@ -198,8 +196,8 @@ class CommandLine(click.RichGroup):
 
 
 def _is_for_users(record: logging.LogRecord) -> bool:
-    """Whether a command shows a record: ours, and errors of other libraries, whose warnings are for
-    developers.
+    """Returns whether a command shows a record: ours, and errors of other libraries, whose
+    warnings are for developers.
     """
     return record.name.startswith("latentsync_trt") or record.levelno >= logging.ERROR
 

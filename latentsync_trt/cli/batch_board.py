@@ -50,17 +50,10 @@ class BatchOutput:
         else:
             self.print_line(f"note: {message}")
 
-    def add_problem(self, message: str) -> None:
-        """Prints what is wrong with a row, also if quiet."""
-        if self.as_json:
-            print_json({"event": "problem", "message": message})
-        else:
-            print_line(message)
-
 
 def check_batch(rows: "Sequence[BatchRow]", output: BatchOutput, *, skip: bool) -> "list[BatchRow]":
-    """The rows that can work, longest first so that workers end together; raises `InputError` if
-    some cannot, unless `skip`.
+    """Returns the rows that can work, longest first so that workers end together; raises
+    `InputError` if some cannot, unless `skip`.
     """
     from latentsync_trt.batch.job_file import check_rows
 
@@ -69,7 +62,11 @@ def check_batch(rows: "Sequence[BatchRow]", output: BatchOutput, *, skip: bool) 
         for number, row in enumerate(check_rows(rows), 1):
             on_progress(Progress("checking rows", number, len(rows)))
             if row.problem:
-                output.add_problem(f"{row.where}: {row.problem}")
+                message = f"{row.where}: {row.problem}"
+                if output.as_json:
+                    print_json({"event": "problem", "message": message})
+                else:  # also if quiet
+                    print_line(message)
             else:
                 ready.append(row)
     bad = len(rows) - len(ready)
@@ -224,7 +221,7 @@ class Board:
 
 
 def _line_of(worker: BarTask) -> str:
-    """The text of a bar, as "gpu 0  lip-sync  a.mp4  12 of 50 at 5.0 frames/s, 0:00:08 left"."""
+    """Returns the text of a bar, as "gpu 0  lip-sync  a.mp4  12 of 50 at 5.0 frames/s"."""
     line = worker.description
     if worker.total and worker.total > 1:
         line += f"  {worker.completed:g} of {worker.total:g}"
@@ -235,5 +232,5 @@ def _line_of(worker: BarTask) -> str:
 
 
 def _output_name(row: "BatchRow") -> str:
-    """The name of a row's output, which may be a URL or a path of either system."""
+    """Returns the name of a row's output, which may be a URL or a path of either system."""
     return PureWindowsPath(without_secrets(row.task.output)).name

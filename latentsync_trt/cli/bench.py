@@ -69,8 +69,7 @@ def bench(request: BenchRequest) -> None:
         make_folder(output.parent)
     settings = _settings_of(request)
     providers = [setting.selection.name for setting in settings]
-    command = ["latentsync-trt", *sys.argv[1:]]
-    facts = environment(command, providers, request.runtime.one_device)
+    facts = environment(["latentsync-trt", *sys.argv[1:]], providers, request.runtime.one_device)
     about = bundle_facts(settings[0].bundle.manifest, settings[0].resolution_px)
     network = open_syncnet(request.runtime.syncnet)
     presets = [replace(request.sync, preset=name) for name in request.presets]
@@ -98,7 +97,7 @@ def _settings_of(request: BenchRequest) -> "list[Setting]":
 
 
 def _cells_of_row(row: BenchRow) -> list[str]:
-    """A row of the table below `_BENCH_HEADS`."""
+    """Returns a row of the table below `_BENCH_HEADS`."""
     median_s = row.time["median_ms"] / 1000
     longest = sorted(row.parts_s.items(), key=itemgetter(1), reverse=True)[:3]
     return [

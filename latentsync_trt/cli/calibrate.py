@@ -7,15 +7,14 @@ from pathlib import Path
 
 import rich_click as click
 
-from latentsync_trt.bundle import find, manifest
+from latentsync_trt.bundle import find
 from latentsync_trt.bundle.manifest import PRECISIONS, Bundle, read_manifest, tool_versions
 from latentsync_trt.cli import echo
 from latentsync_trt.cli import options as flags
-from latentsync_trt.cli.export import note_on_default
+from latentsync_trt.cli.export import check_bundle_target, note_on_default
 from latentsync_trt.cli.show import notices_to, print_line, progress_bar
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES
-from latentsync_trt.paths import check_free, path_exists
 from latentsync_trt.quantize.calibration_options import (
     CALIBRATE_EXTRA,
     CALIBRATE_TOOLS,
@@ -64,8 +63,7 @@ def calibrate(request: CalibrateRequest) -> None:
     on_notice(find.describe_choice(folder, why))
     parent = open_parent(folder)
     target = request.output or find.checkpoints_folder() / _default_name(folder, request)
-    is_bundle = path_exists(target / manifest.MANIFEST_NAME)
-    check_free(target, overwrite=request.overwrite or not is_bundle)
+    check_bundle_target(target, overwrite=request.overwrite)
     selection = _selection_of(request.provider, on_notice)
 
     def on_note(text: str) -> None:
@@ -99,13 +97,13 @@ def _clips_of(request: CalibrateRequest) -> list[CalibrationClip]:
 
 
 def _default_name(parent: Path, request: CalibrateRequest) -> str:
-    """The new bundle's name: of "1.6-512-fp16", "1.6-512-int8"."""
+    """Returns the new bundle's name: of "1.6-512-fp16", "1.6-512-int8"."""
     precision = rf"(-({'|'.join(PRECISIONS)}))?$"  # a name without one gets it appended
     return re.sub(precision, f"-{request.calibration.precision}", parent.name, count=1)
 
 
 def _selection_of(provider: str, on_notice: Callable[[str], None]) -> Selection:
-    """The provider that clips are denoised with; "auto" takes the CPU where CUDA does not load."""
+    """Returns the provider that denoises clips; "auto" takes the CPU where CUDA does not load."""
     if provider != "auto":
         return select_provider(provider)
     try:

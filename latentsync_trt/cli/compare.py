@@ -70,7 +70,9 @@ def compare(request: CompareRequest) -> None:
             sides = comparison.run_sides(bundles, clip, folder, options, on_progress)
         else:
             sides = Sides(clip, (Path(request.a), Path(request.b)), "finished videos")
-        facts = _environment_of(sides, request)
+        providers = [report.provider for report in sides.reports]
+        command = ["latentsync-trt", *sys.argv[1:]]
+        facts = environment(command, providers, request.runtime.one_device)
         outcome = comparison.write_comparison(sides, facts, output, network, on_progress)
     if request.as_json:
         click.echo(outcome.to_json())
@@ -78,14 +80,8 @@ def compare(request: CompareRequest) -> None:
         _print_comparison(outcome, output)
 
 
-def _environment_of(sides: Sides, request: CompareRequest) -> dict[str, str]:
-    command = ["latentsync-trt", *sys.argv[1:]]
-    providers = [report.provider for report in sides.reports]
-    return environment(command, providers, request.runtime.one_device)
-
-
 def _bundles_of(request: CompareRequest) -> list[Bundle]:
-    """A and B as bundles; none where they are finished videos."""
+    """Returns A and B as bundles; none where they are finished videos."""
     if comparison.are_finished_videos(request.a, request.b):
         if request.video is None:
             raise click.UsageError(

@@ -67,7 +67,7 @@ def _take_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -
 
 
 def _read_tables(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of a file, by command. Raises `InputError` if it has anything else."""
+    """Returns the tables of a file, by command. Raises `InputError` if it has anything else."""
     if not path_exists(path):
         raise InputError(why_missing(path))
     import tomllib
@@ -89,7 +89,7 @@ def _read_tables(path: Path) -> dict[str, dict[str, Any]]:
 def _option_defaults(
     command: click.Command, table: dict[str, Any], where: str, cure: str
 ) -> dict[str, Any]:
-    """The defaults of a command, and of those below it, by parameter. Raises `InputError`.
+    """Returns the defaults of a command, and of those below it, by parameter. Raises `InputError`.
 
     Args:
         where: the table, for messages.
@@ -110,19 +110,13 @@ def _option_defaults(
             hint = did_you_mean(name, [*options, *subcommands])
             raise InputError(f"{where} {key}: no such option{hint}")
         option = options[name]
-        if cure and _is_refused(option, value):
+        is_written = getattr(option.type, "written", False)
+        is_refused = name in _REFUSED_IN_LOCAL_CONFIG or is_written or "://" in str(value)
+        if cure and is_refused:
             raise InputError(f"{where} {key}: is not taken from the current folder; {cure}")
         is_list = isinstance(value, list)
-        if option.multiple == is_list:
-            defaults[name] = value
-        elif option.multiple:
-            defaults[name] = [value]
+        if option.multiple:
+            defaults[name] = value if is_list else [value]
         else:
-            defaults[name] = show_numbers(value)
+            defaults[name] = show_numbers(value) if is_list else value
     return defaults
-
-
-def _is_refused(option: click.Option, value: Any) -> bool:
-    """Whether a local file cannot set the option, or give it that value."""
-    is_written = getattr(option.type, "written", False)
-    return option.name in _REFUSED_IN_LOCAL_CONFIG or is_written or "://" in str(value)

@@ -81,7 +81,7 @@ def doctor(request: DoctorRequest) -> None:
 
 
 def _examine(section: str) -> list[Finding]:
-    """The findings of a section; one about itself where it cannot be examined."""
+    """Returns the findings of a section; one about itself where it cannot be examined."""
     try:
         return [*SECTIONS[section]()]
     except ImportError as error:

@@ -161,7 +161,7 @@ _ENGINE_HEADS = (
 
 
 def _cells_of_engine(entry: Entry) -> tuple[str, ...]:
-    """A row of the table below `_ENGINE_HEADS`."""
+    """Returns a row of the table below `_ENGINE_HEADS`."""
     size = decimal(entry.size_bytes)
     used_on = entry.last_used_at.astimezone().date().isoformat()
     state = entry.problem or entry.state

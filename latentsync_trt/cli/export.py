@@ -97,9 +97,7 @@ def write_bundle(options: ExportOptions, *, overwrite: bool = False, quiet: bool
     """Exports a bundle, and prints what it is unless `quiet`."""
     # What is missing is reported before torch is imported, which takes seconds.
     tool_versions(EXPORT_TOOLS, extra=EXPORT_EXTRA)
-    is_bundle = path_exists(options.folder / manifest.MANIFEST_NAME)
-    check_free(options.folder, overwrite=overwrite or not is_bundle)
-    manifest.check_target(options.folder)
+    check_bundle_target(options.folder, overwrite=overwrite)
     find_sources(options)
     from latentsync_trt.export.exporter import export_bundle
 
@@ -118,8 +116,17 @@ def write_bundle(options: ExportOptions, *, overwrite: bool = False, quiet: bool
             print_line(f"note: {note}")
 
 
+def check_bundle_target(folder: Path, *, overwrite: bool) -> None:
+    """Raises `LatentSyncError` where no bundle may be written to a folder: without `overwrite`, as
+    one is there; else, as there is anything but a bundle.
+    """
+    is_bundle = path_exists(folder / manifest.MANIFEST_NAME)
+    check_free(folder, overwrite=overwrite or not is_bundle)
+    manifest.check_target(folder)
+
+
 def note_on_default(folder: Path) -> str:
-    """Which bundle commands run without `--bundle`, and how they run the new one, in `folder`;
+    """Says which bundle commands run without `--bundle`, and how they run the new one, in `folder`;
     empty if that is it.
     """
     default, _ = find.default_bundle()

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,20 +50,20 @@ class OutputFolder(StringParamType):
 
 
 def command_field(default: Any, help_text: str, **how: Any) -> Any:
-    """A field that is an option of one command; under the heading "Options" unless `group` says
-    another.
+    """Returns a field that is an option of one command; under the heading "Options" unless `group`
+    says another.
     """
     return option(default, help_text, **{"group": "Options", **how})
 
 
 def argument(metavar: str | None = None, **how: Any) -> Any:
-    """A field that is an argument, which stands without a flag; `how`: as for `click.argument`."""
+    """Returns a field that is an argument, which has no flag; `how`: as for `click.argument`."""
     return dataclasses.field(metadata={"argument": {"metavar": metavar, **how}})
 
 
 def options_of(**which: Any) -> Any:
-    """A field whose type is an options dataclass: every field of that with a help text is an
-    option, except those to `leave_out`, or only those of the `groups`.
+    """Returns a field whose type is an options dataclass: every field of that with a help text is
+    an option, except those to `leave_out`, or only those of the `groups`.
     """
     return dataclasses.field(metadata={"options": which})
 
@@ -119,7 +119,11 @@ def takes(
         def call(**values: Any) -> None:
             function(_request(request_class, values))
 
-        return combined(_click_parameters(request_class), call)
+        command: Callable[..., None] = call
+        # Help texts show first what is added last.
+        for add in reversed([*_click_parameters(request_class)]):
+            command = add(command)
+        return command
 
     return decorate
 
@@ -129,7 +133,9 @@ def _click_parameters(request_class: type[Any]) -> Iterator[Decorator]:
     for spec in dataclasses.fields(request_class):
         hint = hints[spec.name]
         if "options" in spec.metadata:
-            yield from click_options(hint, **spec.metadata["options"])
+            option_hints = typing.get_type_hints(hint)
+            for option_spec in _option_fields(hint, **spec.metadata["options"]):
+                yield _click_option(option_spec, option_hints[option_spec.name])
         elif "argument" in spec.metadata:
             how = {"type": _parameter_type(spec, hint), **spec.metadata["argument"]}
             yield click.argument(spec.name, **how)
@@ -151,18 +157,6 @@ def _request(request_class: type[T], values: dict[str, Any]) -> T:
     return request_class(**arguments)
 
 
-def combined(options: Iterator[Decorator], function: Callable[..., None]) -> Callable[..., None]:
-    """The function with all these options, which help texts show in this order."""
-    return reduce(lambda command, add: add(command), reversed([*options]), function)
-
-
-def click_options(cls: type[Any], **which: Any) -> Iterator[Decorator]:
-    """The options that the fields of `cls` declare; `which`: as for `options_of`."""
-    hints = typing.get_type_hints(cls)
-    for spec in _option_fields(cls, **which):
-        yield _click_option(spec, hints[spec.name])
-
-
 def _option_fields(
     cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
 ) -> Iterator[dataclasses.Field[Any]]:
@@ -173,7 +167,7 @@ def _option_fields(
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Decorator:
-    """The option that a field declares by its type, its default and what `option` knows of it."""
+    """Returns the option that a field declares by its type, its default and its metadata."""
     metadata = spec.metadata
     default = spec.default
     has_default = default not in (None, ())
@@ -188,7 +182,8 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Decorator:
     }
     names = [spec.name, *metadata.get("names", (flag_name(spec.name),))]
     if bool in _kinds(hint):
-        names[-1] += f"/{metadata['off']}" if "off" in metadata else ""
+        if "off" in metadata:
+            names[-1] += f"/{metadata['off']}"
         return click.option(*names, is_flag=True, **how)
     if "parse" in metadata and has_default:  # the dataclass makes the value
         how["default"] = metadata.get("show", str)(default)
@@ -201,6 +196,7 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Decorator:
 
 
 _METAVARS: dict[click.ParamType[Any], str] = {click.FLOAT: "NUMBER", click.INT: "INTEGER"}
+"""What help texts call values of a type, where click's own word says less."""
 
 
 def _parameter_type(spec: dataclasses.Field[Any], hint: Any) -> click.ParamType[Any]:
@@ -227,7 +223,7 @@ def _parameter_type(spec: dataclasses.Field[Any], hint: Any) -> click.ParamType[
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """A type and, of a union or a tuple, its members."""
+    """Returns a type and, of a union or a tuple, its members."""
     return {hint, *typing.get_args(hint)}
 
 

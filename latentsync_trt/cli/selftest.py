@@ -102,7 +102,7 @@ def _print_report(report: "SelftestReport") -> None:
 
 
 def _cells_of_graph(row: "GraphRow", provider: str) -> list[object]:
-    """A row of the table below `_GRAPH_HEADS`."""
+    """Returns a row of the table below `_GRAPH_HEADS`."""
     nodes = None
     if row.nodes:
         on_provider = row.nodes.get(PROVIDERS[provider].ort_name, 0)

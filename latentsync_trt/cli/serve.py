@@ -134,8 +134,8 @@ def page_address(host: str, listener: socket) -> str:
 
 
 def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
-    """The key that clients must send, if any; raises `InputError` if others than this machine could
-    come in without.
+    """Returns the key that clients must send, if any; raises `InputError` if others than this
+    machine could come in without.
     """
     key = os.environ.get(_KEY) or None
     if key is not None and len(key) < _MIN_KEY_LENGTH:

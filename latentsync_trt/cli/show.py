@@ -35,7 +35,7 @@ def print_line(text: str) -> None:
 
 
 def notices_to(*, silent: bool) -> NoticeCallback:
-    """`print_line`, or what ignores its argument."""
+    """Returns `print_line`, or what ignores its argument."""
     if silent:
         return lambda _: None
     return print_line
@@ -63,8 +63,8 @@ def show_progress(bar: bars.Progress, task: bars.TaskID, text: str, at: Progress
 
 
 def _pace(progress: Progress) -> str:
-    """For example "12.3 frames/s, 0:01:05 left"; never that nothing is left, and nothing where that
-    is unknown.
+    """Returns for example "12.3 frames/s, 0:01:05 left", never that nothing is left; an empty text
+    where that is unknown.
     """
     if progress.seconds_left is None:
         return ""
@@ -74,10 +74,10 @@ def _pace(progress: Progress) -> str:
 
 
 def progress_lines(
-    on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    on_line: NoticeCallback, clock: Callable[[], float] = time.monotonic
 ) -> ProgressCallback:
-    """Progress for a log file or a pipe: a line when a stage begins, and every 30 s, with the
-    seconds so far.
+    """Returns a callback for a log file or a pipe, which gets a line when a stage begins, and every
+    30 s, with the seconds so far.
     """
     began_s = clock()
     printed_s = began_s
@@ -105,8 +105,8 @@ def progress_lines(
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
-    """A bar on stderr, or lines of text where that is no terminal; yields the callback that moves
-    it.
+    """Shows a bar on stderr, or lines of text where that is no terminal; yields the callback that
+    moves it.
     """
     if not hidden and not STDERR.is_terminal:
         yield progress_lines(print_line)

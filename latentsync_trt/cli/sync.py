@@ -89,7 +89,7 @@ for _param in sync.params:
 
 
 def _clip_of(request: SyncRequest) -> tuple[Path, Path | None]:
-    """Video and audio by their options, or else by the arguments, in their order."""
+    """Returns video and audio by their options, or else by the arguments, in their order."""
     files = [*request.files]
     video = request.video
     audio = request.audio

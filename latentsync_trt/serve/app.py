@@ -67,8 +67,12 @@ _STATUS: dict[type[Exception], int] = {
     Busy: 429,
     OutputError: 507,
     ChildLost: 503,
+    TooLarge: 413,
+    MediaError: 415,
+    InputError: 422,
+    ClientDisconnect: 400,
 }
-_STATUS |= {TooLarge: 413, MediaError: 415, InputError: 422, ClientDisconnect: 400}
+"""The status of an answer by its error; of a class and its parents, the first one counts."""
 _INVALID = RequestValidationError, WebSocketRequestValidationError
 HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, *_INVALID
 _FILE = {"type": "string", "format": "binary"}

@@ -23,6 +23,10 @@ from latentsync_trt.serve.admission import OUTPUT, PAGE, PREVIEW, SPEAKER, Form,
 _LONGEST_LABEL = 200
 _WATCH_S = 0.1
 """How often `watch` is called."""
+_CALL_BYTES = 1.5e9
+"""Memory that a call may take, by default."""
+_CALL_S = 120.0
+"""Time that a call may take, by default."""
 _LARGEST_BYTES = {"turns": 8_000_000, "faces": 64_000_000, "c2pa": 1_000_000}
 """Files that are no media, each with its largest size: 100,000 turns, two hours of a face."""
 
@@ -33,8 +37,6 @@ _SEARCH_BESIDE_S = 60.0
 _LONGEST_SEARCH_S = 900.0
 """Time that any search may take."""
 
-Watch = Callable[[Any], None]
-
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
@@ -43,14 +45,6 @@ class TimeLimit:
     """
 
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How long a media file lasts, and the pixels of all pictures of its largest video stream."""
-
-    lasts_s: float
-    pixels: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,9 @@ def call_function(order: FunctionCall, on_progress: OnProgress) -> Any:
 class Pool:
     """Calls functions in a few children, one call at a time in each. Thread-safe."""
 
-    def __init__(self, what: str, count: int, most_bytes: float, most_s: float) -> None:
+    def __init__(
+        self, what: str, count: int, most_bytes: float = _CALL_BYTES, most_s: float = _CALL_S
+    ) -> None:
         """
         Args:
             what: names the calls in messages.
@@ -89,7 +85,7 @@ class Pool:
             self._idle.put(None)
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, watch: Watch | None = None
+        self, function: Callable[..., Any], *arguments: Any, watch: OnProgress | None = None
     ) -> Any:
         """Returns what `function`, at the top of a module, returns; raises its `LatentSyncError`.
 
@@ -119,7 +115,7 @@ class Pool:
             if child is not None:
                 child.end()
 
-    def _call(self, order: FunctionCall, watch: Watch) -> Any:
+    def _call(self, order: FunctionCall, watch: OnProgress) -> Any:
         child = self._idle_child(watch)
         most_s = self._most_s
         end_s = time.monotonic() + most_s
@@ -150,14 +146,14 @@ class Pool:
                 child = None
             self._idle.put(child)
 
-    def _idle_child(self, watch: Watch) -> Child | None:
+    def _idle_child(self, watch: OnProgress) -> Child | None:
         """Waits until another call may run; None where its child is to be started."""
         while True:
             with suppress(Empty):
                 return self._idle.get(timeout=_WATCH_S)
             self._ask(watch)
 
-    def _ask(self, watch: Watch) -> None:
+    def _ask(self, watch: OnProgress) -> None:
         watch(None)
         if self._closed:
             raise LatentSyncError(f"{self._what}: broken off, as the program stops")
@@ -255,22 +251,21 @@ def check_search(video: Path, limits: Limits, on_progress: OnProgress) -> None:
     on_progress(TimeLimit(min(_SEARCH_BESIDE_S + extent.lasts_s, _LONGEST_SEARCH_S)))
 
 
-def check_media(name: str, path: Path, limits: Limits) -> Extent:
+def check_media(name: str, path: Path, limits: Limits) -> "Extent":
     """Measures the file of the field `name` by its packets: their stamps and the sum of their
     durations count, whatever the header says. Raises `InputError` if it cannot be read
     (`MediaError`), or is too long.
     """
     from latentsync_trt.media.files import open_input, reading
 
-    packets = _Packets()
+    extent = Extent()
     with open_input(path) as container:
         streams = [stream for stream in container.streams if stream.type in ("video", "audio")]
         with reading(path):
             for packet in container.demux(streams) if streams else ():
-                packets.add(packet)
-                if packets.extent.lasts_s > limits.max_clip_s:
+                extent.add(packet)
+                if extent.lasts_s > limits.max_clip_s:
                     break
-    extent = packets.extent
     if extent.lasts_s > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         most = f"{limits.max_clip_s:g} s, the most here"
@@ -278,8 +273,8 @@ def check_media(name: str, path: Path, limits: Limits) -> Extent:
     return extent
 
 
-class _Packets:
-    """What the packets of a file say about its extent."""
+class Extent:
+    """What the packets of a media file say about its length and its pictures."""
 
     def __init__(self) -> None:
         self._first_s = inf
@@ -289,9 +284,13 @@ class _Packets:
         self._pixels = defaultdict[int, float](float)
 
     @property
-    def extent(self) -> Extent:
-        lasts_s = max(self._last_s - self._first_s, *self._played_s.values(), 0.0)
-        return Extent(lasts_s, max(self._pixels.values(), default=0.0))
+    def lasts_s(self) -> float:
+        return max(self._last_s - self._first_s, *self._played_s.values(), 0.0)
+
+    @property
+    def pixels(self) -> float:
+        """Those of all pictures of the largest video stream."""
+        return max(self._pixels.values(), default=0.0)
 
     def add(self, packet: Any) -> None:
         if packet.pts is not None:

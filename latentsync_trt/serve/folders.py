@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from latentsync_trt.errors import OutputError
 from latentsync_trt.files import whole_file
 from latentsync_trt.serve.admission import UPLOADS
 
@@ -48,11 +47,6 @@ class JobFolders:
         except OSError:
             return False
         return min(free_bytes) >= _RESERVE_BYTES
-
-    def check_space(self) -> None:
-        """Raises `OutputError` if nothing can be stored."""
-        if not self.secure_space():
-            raise OutputError(FULL)
 
     def ids(self) -> set[str]:
         """Returns the jobs that have a folder."""

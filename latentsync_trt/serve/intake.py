@@ -8,11 +8,11 @@ from pathlib import Path
 
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_store import JobStore
-from latentsync_trt.errors import Busy, LatentSyncError
+from latentsync_trt.errors import Busy, LatentSyncError, OutputError
 from latentsync_trt.serve.admission import RETRY_S, Form, Limits
 from latentsync_trt.serve.checks import Pool, check_form
 from latentsync_trt.serve.events import log_step
-from latentsync_trt.serve.folders import JobFolders
+from latentsync_trt.serve.folders import FULL, JobFolders
 
 _MOST_ARRIVING = 64
 """Uploads at the same time; they take no place in the queue before they are complete."""
@@ -52,7 +52,8 @@ class Intake:
             Busy: as many jobs wait or arrive as may, or the service stops.
             OutputError: nothing can be stored.
         """
-        self._folders.check_space()
+        if not self._folders.secure_space():
+            raise OutputError(FULL)
         self._check_queue()
         if not self._arriving.acquire(blocking=False):
             raise Busy(f"uploads: {_MOST_ARRIVING} arrive already; try again in {RETRY_S} seconds")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_store import OPEN, JobRow, JobStore, State
+from latentsync_trt.batch.tasks import ReportValues
 from latentsync_trt.serve.admission import NotNow, UnknownJob
 from latentsync_trt.serve.events import JobEvents, log_step
 from latentsync_trt.serve.folders import JOB_ID, JobFolders
@@ -41,19 +41,17 @@ class JobStatus:
     frames_per_s: float | None
     seconds_left: float | None
     error: str | None
-    report: dict[str, Any] | None
+    report: ReportValues | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Jobs:
     """All jobs that are kept. Methods that take an id raise `UnknownJob` if no job has it."""
 
-    def __init__(
-        self, store: JobStore, folders: JobFolders, events: JobEvents, dispatcher: Dispatcher
-    ) -> None:
-        self._store = store
-        self._folders = folders
-        self._events = events
-        self._dispatcher = dispatcher
+    _store: JobStore
+    _folders: JobFolders
+    _events: JobEvents
+    _dispatcher: Dispatcher
 
     def status(self, job_id: str) -> JobStatus:
         return self._statuses([self._row(job_id)])[0]

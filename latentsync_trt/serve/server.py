@@ -25,9 +25,11 @@ SETTINGS: Any = {
     "access_log": False,
     "server_header": False,
     "timeout_graceful_shutdown": 1,
+    "ws_max_size": MOST_MESSAGE_BYTES,
+    "ws_max_queue": 1,
+    # Compressed, a few bytes would be many of the largest messages.
+    "ws_per_message_deflate": False,
 }
-# Compressed, a few bytes would be many of the largest messages.
-SETTINGS |= {"ws_max_size": MOST_MESSAGE_BYTES, "ws_max_queue": 1, "ws_per_message_deflate": False}
 
 SILENT_S = 2.0
 """Silence after which the rest of a refused request is not waited for."""

@@ -23,10 +23,6 @@ _SWEEP_S = 60.0
 """How often old jobs are deleted."""
 _CHECKS = 4
 """Jobs whose files are checked at the same time."""
-_CHECK_BYTES = 1.5e9
-"""Memory that each check may take."""
-_CHECK_S = 120.0
-"""Time that each check may take."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +62,7 @@ class Service:
         self.events = JobEvents(self._store, self._folders, slots, self._stopped)
         self._dispatcher = Dispatcher(handles, self.events.take)
         self.jobs = Jobs(self._store, self._folders, self.events, self._dispatcher)
-        checks = checks or Pool("check of the files", _CHECKS, _CHECK_BYTES, _CHECK_S)
+        checks = checks or Pool("check of the files", _CHECKS)
         self.intake = Intake(self._store, self._folders, self._dispatcher, limits, checks)
         for row in waiting:
             self._dispatcher.submit(row.task, attempts_before=row.attempts)

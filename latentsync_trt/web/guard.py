@@ -88,7 +88,7 @@ class Guard:
         if path.endswith("/upload") and self._service.problem() == FULL:
             raise HTTPException(507, FULL)
         job = _JOB.match(path)
-        if job and job[1] not in jobs_of_browser(self._service, request.cookies.get(COOKIE)):
+        if job and job[1] not in jobs_of_browser(self._service, request.cookies):
             raise HTTPException(
                 404,
                 f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser",

@@ -21,12 +21,6 @@ from latentsync_trt.web.uploads import Upload, check_speech
 _FILE_CHECKS = 2
 """Checks of speech, and copies for comparison, that run at once."""
 
-_FILE_CHECK_BYTES = 1.5e9
-"""How much memory each of them may take."""
-
-_FILE_CHECK_S = 120.0
-"""How long each of them may take."""
-
 _PROGRESS_S = 0.5
 """How often the page says how far a search is."""
 
@@ -47,7 +41,7 @@ class ClipInputs:
         self._reset: Updates = {}
         """What a new video sets controls of options to, which `connect` names."""
         self.search = PeopleSearch(limits)
-        self.files = Pool("check of the file", _FILE_CHECKS, _FILE_CHECK_BYTES, _FILE_CHECK_S)
+        self.files = Pool("check of the file", _FILE_CHECKS)
         self.video = gr.Video(
             label="Video, photo or GIF", sources=["upload", "webcam"], elem_id="video"
         )

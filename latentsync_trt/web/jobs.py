@@ -81,8 +81,9 @@ def _label_of(browser: str) -> str:
     return sha256(browser.encode()).hexdigest()
 
 
-def jobs_of_browser(service: Service, browser: str | None) -> dict[str | None, JobStatus]:
-    """Returns the newest jobs of a browser by their ids, the newest first."""
+def jobs_of_browser(service: Service, cookies: Mapping[str, str]) -> dict[str | None, JobStatus]:
+    """Returns the newest jobs of the browser with these cookies by their ids, the newest first."""
+    browser = cookies.get(COOKIE)
     if browser:
         return {job.id: job for job in service.jobs.newest(_MOST_JOBS, label=_label_of(browser))}
     return {}

@@ -90,9 +90,13 @@ class Page:
         bundle = self._header.bundle
         chosen, searched = self.inputs.connect(self._form.controls)
         changes = (chosen.then, searched.then, bundle.change, face.change, self.blocks.load)
-        warned = [self._header.demo_note, self._actions.anyway]
         for event in changes:
-            event(self._warn, [self.inputs.upload, face, bundle], warned, **QUICK)
+            event(
+                self._warn,
+                [self.inputs.upload, face, bundle],
+                [self._header.demo_note, self._actions.anyway],
+                **QUICK,
+            )
         filled = self._form.filled
         restored = self.blocks.load(
             self._form.restore, self._kept, filled, js="() => [page.kept()]", **QUICK
@@ -134,13 +138,12 @@ class Page:
         """Returns whether the built-in model would paint another face than its own, as far as the
         faces are known.
         """
-        return _is_demo(self._bundles.get(bundle or "")) and not fits_demo(upload, face)
+        return _is_demo(self._bundles, bundle) and not fits_demo(upload, face)
 
     def _warn(self, upload: Upload | None, face: str, bundle: str | None) -> Updates:
         """Says what the built-in model is for, where it is chosen."""
         smears = self._smears(upload, face, bundle)
-        is_demo = _is_demo(self._bundles.get(bundle or ""))
-        note = gr.HTML(html.demo_note(other_face=smears), visible=is_demo)
+        note = gr.HTML(html.demo_note(other_face=smears), visible=_is_demo(self._bundles, bundle))
         return {self._header.demo_note: note, self._actions.anyway: gr.Button(visible=False)}
 
     def _start(
@@ -199,7 +202,7 @@ class Page:
         submit(self._service, settings, upload, request.cookies.get(COOKIE, ""))
 
     def _jobs(self, request: gr.Request) -> dict[str | None, JobStatus]:
-        return jobs_of_browser(self._service, request.cookies.get(COOKIE))
+        return jobs_of_browser(self._service, request.cookies)
 
     def _cancel(self, request: gr.Request, job_id: str | None) -> Updates:
         if job_id is not None and job_id in self._jobs(request):
@@ -256,8 +259,8 @@ class Page:
         }
 
 
-def _is_demo(folder: str | None) -> bool:
-    return folder == str(demo_folder())
+def _is_demo(bundles: Mapping[str, str], name: str | None) -> bool:
+    return bundles.get(name or "") == str(demo_folder())
 
 
 def _state_of(service: Service) -> str:

@@ -13,9 +13,6 @@ from latentsync_trt.web.uploads import Upload, UploadAnalysis, analyze_upload
 _SEARCHES = 2
 """Searches at once."""
 
-_SEARCH_LIMIT_S = 120.0
-"""How long a search may take."""
-
 _SEARCH_BYTES = 2.5e9
 """How much memory a search may take."""
 
@@ -27,7 +24,7 @@ class PeopleSearch:
 
     def __init__(self, limits: Limits) -> None:
         most_bytes = min(_SEARCH_BYTES, machine_bytes() / 4)
-        self._pool = Pool("search for faces", _SEARCHES, most_bytes, _SEARCH_LIMIT_S)
+        self._pool = Pool("search for faces", _SEARCHES, most_bytes)
         self._limits = limits
         self._latest = WeakValueDictionary[str, Upload]()
         self.close = self._pool.close

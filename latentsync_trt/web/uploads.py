@@ -2,14 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.child_main import OnProgress
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
@@ -88,9 +87,7 @@ def check_speech(speech: Path, limits: Limits) -> None:
         pass
 
 
-def analyze_upload(
-    video: Path, limits: Limits, on_progress: Callable[[Any], None]
-) -> UploadAnalysis:
+def analyze_upload(video: Path, limits: Limits, on_progress: OnProgress) -> UploadAnalysis:
     """Tracks all faces of a video, and finds who speaks when; for a child.
 
     Before, writes a copy if not all browsers can play the video, and gives its path to
