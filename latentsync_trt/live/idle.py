@@ -99,13 +99,10 @@ def load_idle(
         choice=parse_face(options.face),
         pixel_aspect=info.sample_aspect_ratio,
     )
-    planes = list[YuvPlanes]()
-    faces = list[IdleFace]()
-    for picture, face in _frames_with_face(video, options, finder):
-        planes.append(picture)
-        faces.append(face)
+    frames = _frames_with_face(video, options, finder)
+    planes, faces = zip(*frames, strict=True)
     conditioning = _conditioning([face.face.image for face in faces], inpainter)
-    return IdleLoop(info, tuple(planes), tuple(faces), conditioning)
+    return IdleLoop(info, planes, faces, conditioning)
 
 
 def _frames_with_face(
@@ -125,12 +122,12 @@ def _frames_with_face(
                 "it there"
             )
             if not job.targets:
-                problem = f"{video}: shows no usable face {where}"
-                raise NoFaceError(f"{problem} ({stats.no_face(video)})")
+                reason = stats.no_face(video)
+                raise NoFaceError(f"{video}: shows no usable face {where} ({reason})")
             (target,) = job.targets
             if track_id not in (None, target.track_id):
-                problem = f"{video}: another shot or face begins {where}"
-                raise NoFaceError(f"{problem}, or choose the face with --face")
+                where += ", or choose the face with --face"
+                raise NoFaceError(f"{video}: another shot or face begins {where}")
             track_id = target.track_id
             face = IdleFace(target.tracked, cast(AlignedFace, target.face))
             picture = cast(YuvPlanes, job.frame.planes)  # of files they are never None
@@ -139,8 +136,10 @@ def _frames_with_face(
                 size_bytes += picture.y.nbytes + picture.u.nbytes + picture.v.nbytes
             before = picture
             if size_bytes > options.memory_gb * 1e9:
-                cure = "give a shorter or smaller clip, or raise --memory-gb"
-                raise InputError(f"{video}: takes more than {options.memory_gb:g} GB; {cure}")
+                raise InputError(
+                    f"{video}: takes more than {options.memory_gb:g} GB; give a shorter or smaller "
+                    "clip, or raise --memory-gb"
+                )
             yield picture, face
 
 

@@ -89,8 +89,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             InputError: they cannot be used, or the session is closed.
         """
         with self._changed:
-            if self._closed:
-                raise _closed_error("say")
+            self._check_open("say")
             self._speech.say(samples, rate_hz)
             self._planner.on_speech()
             self._go_on()
@@ -101,8 +100,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         another one.
         """
         with self._changed:
-            if self._closed:
-                raise _closed_error("end")
+            self._check_open("end")
             self._planner.end()
             self._go_on()
 
@@ -114,8 +112,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         that is being painted, the step under way is the last.
         """
         with self._changed:
-            if self._closed:
-                raise _closed_error("stop")
+            self._check_open("stop")
             self._ahead.cancel()
             ready = self._ahead.ready
             kept = [ready.popleft() for _ in range(self._planner.stop(len(ready)))]
@@ -222,6 +219,6 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             self.counts.starved = self._planner.starved
             self._ahead.paint(planned, self._speech.ahead(AHEAD))
 
-
-def _closed_error(method: str) -> InputError:
-    return InputError(f"LiveSession.{method}: the session is closed; open another")
+    def _check_open(self, method: str) -> None:
+        if self._closed:
+            raise InputError(f"LiveSession.{method}: the session is closed; open another")

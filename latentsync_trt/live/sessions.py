@@ -45,16 +45,18 @@ class LiveSessions:
         """Opens a session; `executors`, `now`: as for `LiveSession`."""
         self._check(video, options)
         sync_options = options.sync_options()
-        frames = self._slot.bundle.manifest.frames
         detector = self._slot.detector()
         with ExitStack() as opened:
-            use = self._slot.use_model(graphs_for(sync_options), for_live_session=True)
-            model = opened.enter_context(use)
+            model = opened.enter_context(
+                self._slot.use_model(graphs_for(sync_options), for_live_session=True)
+            )
             inpainter = make_inpainter(model, sync_options)
             blank = SessionPainter(
                 inpainter,
                 blank_loop(inpainter.side_px),
-                StreamingAudioEncoder(model.audio_encoder, filters_of(model.bundle), frames),
+                StreamingAudioEncoder(
+                    model.audio_encoder, filters_of(model.bundle), model.bundle.manifest.frames
+                ),
                 FaceBlender(detector, paste=options.paste),
             )
             # Before the clip is read, which takes minutes where painting is too slow.
@@ -82,8 +84,15 @@ class LiveSessions:
             )
         if not isinstance(video, IdleLoop):
             check_file(path_argument(video, "video"))
-        if not options.slow:
-            self._refuse_published_on_cpu()
+        # On two cores a window of three steps of a published model took four minutes
+        # (benchmarks/calibrate-cpu-full.json), and to open it alone takes longer than to measure
+        # others.
+        is_published = manifest.model in MODEL_RESOLUTION_PX
+        if is_published and self._slot.selection.provider is CPU and not options.slow:
+            raise Busy(
+                f"live: model {manifest.model} paints far slower than real time on the CPU; use a "
+                "GPU (latentsync-trt doctor), or run it anyway with --slow"
+            )
 
     def _cost_of(self, painter: SessionPainter, options: LiveOptions) -> WindowCost:
         """Returns what a window takes, measured once for all sessions with such options."""
@@ -95,16 +104,6 @@ class LiveSessions:
     def close(self) -> None:
         for session in list(self._loads):
             session.close()
-
-    def _refuse_published_on_cpu(self) -> None:
-        """Raises `Busy` for a published model on the CPU: on two cores a window of three steps took
-        four minutes (benchmarks/calibrate-cpu-full.json), and to open it alone takes longer than to
-        measure others.
-        """
-        model = self._slot.bundle.manifest.model
-        if self._slot.selection.provider is CPU and model in MODEL_RESOLUTION_PX:
-            cure = "use a GPU (latentsync-trt doctor), or run it anyway with --slow"
-            raise Busy(f"live: model {model} paints far slower than real time on the CPU; {cure}")
 
     def _admit(self, cost: WindowCost, options: LiveOptions) -> float:
         """Returns the share of the time in which the networks paint for a session that speaks;

@@ -100,7 +100,7 @@ def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
     size = (resolution_px, resolution_px)
     small = cv2.resize(face, size, interpolation=cv2.INTER_AREA).astype(np.float32)
     gray = np.rint((small - 127.5) * mouth_mask(resolution_px)[..., None] + 127.5).astype(np.uint8)
-    return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
+    return cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC)
 
 
 def choose_moments(curves: Curves) -> dict[int, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -29,6 +30,9 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import Delays, delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import Progress, ProgressCallback, UInt8Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _GAIN = 8
 """How many times the difference of pictures is enlarged."""
@@ -86,8 +90,7 @@ class _FaceComparison:
         self._areas = {"generated": generated_area(side_px), "mouth": mouth_area(side_px)}
         self._moments = moments
         self._likeness = {name: list[FrameLikeness]() for name in self._areas}
-        self.columns: dict[str, Sequence[UInt8Array]] = {}
-        """Source, A, B and their difference at the moments, by label."""
+        self._columns: dict[str, Sequence[UInt8Array]] = {}
 
     def side_by_side(
         self, views: Iterable[tuple[UInt8Array, ...] | None], on_frame: Callable[[int], None]
@@ -105,8 +108,12 @@ class _FaceComparison:
                 self._likeness[name].append(frame_likeness(a[area], b[area]))
             row = _row(source, a, b)
             if index in self._moments:
-                self.columns[self._moments[index]] = row
+                self._columns[self._moments[index]] = row
             yield np.hstack(row)
+
+    def grid(self) -> "Figure":
+        """Returns a picture of source, A, B and their difference at the moments."""
+        return face_grid(("source", "A", "B", f"difference × {_GAIN}"), self._columns)
 
     def likeness(self) -> dict[str, Likeness]:
         """Returns the likeness in each area; raises `InputError` without a face."""
@@ -160,9 +167,8 @@ def compare_results(
         (measure_lips(curves["A"]), measure_lips(curves["B"])),
         tuple(syncnet.values()),
     )
-    grid = face_grid(("source", "A", "B", f"difference × {_GAIN}"), comparison.columns)
     figures = {
-        "picture": write_png(report.with_suffix(".png"), grid),
+        "picture": write_png(report.with_suffix(".png"), comparison.grid()),
         "video": video.name,
         "gain": _GAIN,
         "syncnet": curves_of(syncnet),

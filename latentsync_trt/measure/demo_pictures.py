@@ -39,9 +39,8 @@ def write_demo_pictures(
     plot = sync_figure({"measured in the result": curves}, f"Lips: {lips}")
     write_png(result.with_name(SYNC_PLOT), plot)
     moments = choose_moments(curves)
-    length_s = Fraction(len(curves), MODEL_FPS)
     rate = Fraction(MODEL_FPS)
-    playback = Playback(rate, length_s, SyncOptions().extend, delays.picture_s)
+    playback = Playback(rate, len(curves) / rate, SyncOptions().extend, delays.picture_s)
     frames = [
         _frames_at(moments, clip.video, playback),
         _frames_at(moments, result, Playback(rate)),
@@ -50,8 +49,8 @@ def write_demo_pictures(
     for index, faces in zip(sorted(moments), face_views(frames, SHOWN_PX), strict=False):
         if faces is not None:
             columns[moments[index]] = (faces[0], masked(faces[0], resolution_px), faces[1])
-    grid = face_grid(("source", "masked", "result"), columns)
-    write_png(result.with_name(SIDE_BY_SIDE), grid)
+    rows = ("source", "masked", "result")
+    write_png(result.with_name(SIDE_BY_SIDE), face_grid(rows, columns))
     return lips
 
 

@@ -178,14 +178,13 @@ class _Match:
     def _voice(self, shift: int) -> Float64Array:
         """The bands `(m, 2)` of the voice `shift` frames before each frame with a face."""
         sound = self._bands[(self._with_face - shift) % self._frames]
-        return np.asarray(sound - sound.mean(axis=0), np.float64)
+        return sound - sound.mean(axis=0)
 
     def _weights(self, shift: int) -> Float64Array:
         """The weights of both bands, by least squares; 0 where more of the upper band would mean a
         smaller gap.
         """
-        solution = np.linalg.lstsq(self._voice(shift), self._movement, rcond=None)[0]
-        weights = np.asarray(solution, np.float64)
+        weights = np.linalg.lstsq(self._voice(shift), self._movement, rcond=None)[0]
         return weights if weights[1] > 0 else np.zeros(2)
 
     def best(self, middle: int, reach: int) -> _Fit:
@@ -273,7 +272,7 @@ def _without_drift(curve: Float32Array) -> Float64Array:
     is_number = ~np.isnan(curve)
     total = _running_sum(np.where(is_number, curve, 0))
     count = _running_sum(is_number)
-    return np.asarray(curve - total / np.maximum(count, 1), np.float64)
+    return curve - total / np.maximum(count, 1)
 
 
 def _running_sum(values: Float32Array | BoolArray) -> Float64Array:

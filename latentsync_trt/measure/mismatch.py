@@ -29,10 +29,6 @@ _MIN_SHARPNESS = 0.4
 class ModelMismatchCheck:
     """Looks at the first faces of a run.
 
-    Attributes:
-        fit: the mean fit of the first painted faces; None before.
-        text: what is wrong; empty if nothing is.
-
     Args:
         strict: raise `InputError` instead of calling `on_notice`.
     """
@@ -52,7 +48,9 @@ class ModelMismatchCheck:
         self._knows_one_face = manifest.model == DEMO_NAME
         self._fits: list[FaceFit] = []
         self.fit: FaceFit | None = None
+        """The mean fit of the first painted faces; None before."""
         self.text = ""
+        """What is wrong; empty if nothing is."""
 
     def check_source_face(self, picture: Picture, face: Face, detector: FaceDetector) -> None:
         """Looks at a face before it is painted; gives notice of the first one if the built-in model

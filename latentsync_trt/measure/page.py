@@ -16,7 +16,7 @@ from latentsync_trt.files import whole_file
 from latentsync_trt.measure.lips import CLOSED_GAP, SILENCE_DB, Curves
 from latentsync_trt.media.files import reason_of
 from latentsync_trt.paths import check_file_to_write, check_free, local_path
-from latentsync_trt.types import BoolArray, Float64Array, UInt8Array, runs_of_true
+from latentsync_trt.types import BoolArray, UInt8Array, runs_of_true
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +133,7 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
     speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
     loud_db = first.levels_db[:, 0]
-    time_s = _times_s(first)
+    time_s = (np.arange(len(first)) + 0.5) / MODEL_FPS  # the middles of frames
     as_pixels = len(first) > _MOST_POINTS
     speech.fill_between(
         time_s, _FLOOR_DB, loud_db, color=_GRAY, alpha=0.6, linewidth=0, rasterized=as_pixels
@@ -153,11 +153,6 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     if title:
         figure.suptitle(title)
     return figure
-
-
-def _times_s(curves: Curves) -> Float64Array:
-    """Returns the middle of each frame."""
-    return np.asarray((np.arange(len(curves)) + 0.5) / MODEL_FPS, np.float64)
 
 
 def _draw_band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:

@@ -83,7 +83,7 @@ def _lab_of(picture: UInt8Array) -> Float32Array:
 
 
 def _mean_color(lab: Float32Array, generated: BoolArray) -> Float64Array:
-    return np.asarray(lab[generated].mean(axis=0, dtype=np.float64), np.float64)
+    return lab[generated].mean(axis=0, dtype=np.float64)
 
 
 def _detail(lab: Float32Array, generated: BoolArray) -> float:

@@ -4,7 +4,7 @@ that shows them.
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, isnan, nan
 from pathlib import Path
@@ -166,13 +166,13 @@ class Quality:
             if curves is not None:
                 lips.append(measure_lips(curves, person))
         syncnet = tuple(meter.result() for meter in self.syncnet)
+        measures = Measures(tuple(lips), from_s, syncnet=syncnet)
         if self.mismatch is None:
-            return Measures(tuple(lips), from_s, syncnet=syncnet)
-        alarm = self.mismatch.text
+            return measures
         fit = self.mismatch.fit
-        if fit is None:
-            return Measures(tuple(lips), from_s, alarm=alarm, syncnet=syncnet)
-        return Measures(tuple(lips), from_s, fit.color, fit.sharpness, alarm, syncnet)
+        if fit is not None:
+            measures = replace(measures, color=fit.color, sharpness=fit.sharpness)
+        return replace(measures, alarm=self.mismatch.text)
 
     def curves(self) -> list[Curves | None]:
         """Returns the curves of each speaker; None where no lips were measured."""

@@ -38,10 +38,15 @@ def sync_clip(run: RunContext) -> SyncReport:
         windows = gathered_windows(run, timeline, stages, quality, writer.paint_from)
         stack.enter_context(closing(windows))
         model = _open_networks(run)
-        frames = run.slot.bundle.manifest.frames
-        pace = Pace(perf_counter(), writer.paint_from, timeline.frames, frames)
-        inpainter = make_inpainter(model, run.inputs.options, run.inputs.helpers.noise)
-        painter = Painter(inpainter, speech.windows, writer.paint_from, run.clock, stages.check)
+        window_frames = run.slot.bundle.manifest.frames
+        pace = Pace(perf_counter(), writer.paint_from, timeline.frames, window_frames)
+        painter = Painter(
+            make_inpainter(model, run.inputs.options, run.inputs.helpers.noise),
+            speech.windows,
+            writer.paint_from,
+            run.clock,
+            stages.check,
+        )
         stack.enter_context(writer)  # before threads start that only `composed` stops
         jobs = paint_frames(windows, painter, stages, model)
         composed = composed_frames(run, quality, jobs, stages)
