@@ -1,6 +1,5 @@
 """A bundle that does not fit the face is told before the work, or from the first painted faces."""
 
-from collections import deque
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -14,7 +13,7 @@ from latentsync_trt.bundle.manifest import Manifest, read_manifest
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.clips import measure_clip
-from latentsync_trt.measure.lips import FOLLOWS, Loudness, measure_following
+from latentsync_trt.measure.lips import FOLLOWS, loudness_of, measure_following
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, portrait
@@ -104,10 +103,9 @@ def test_a_strict_run_stops_at_the_first_faces(lip_sync: LipSync, tmp_path: Path
 
 def talk_of(gaps: Float32Array, sound: Path) -> tuple[Float32Array, Float32Array]:
     """Gaps between the lips of a clip and its voice, frame by frame."""
-    loudness = Loudness()
-    deque(loudness.passing(read_audio_blocks(sound)), maxlen=0)
-    count = min(len(gaps), len(loudness.levels_db()))
-    return gaps[:count], loudness.levels_db()[:count, 1:]
+    levels_db = loudness_of(read_audio_blocks(sound))
+    count = min(len(gaps), len(levels_db))
+    return gaps[:count], levels_db[:count, 1:]
 
 
 def test_the_known_mouth_follows_its_own_speech_only() -> None:

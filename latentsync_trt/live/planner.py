@@ -66,7 +66,7 @@ class LivePlanner:
         self.position = -1
         """The position of the picture that was shown last."""
         self.starved = 0
-        """As `Counts.starved`."""
+        """How many frames of silence were planned since speech did not arrive in time."""
         self._speech = speech
         self._hop = hop
         self._look_ahead_ms = look_ahead_ms

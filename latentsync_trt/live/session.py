@@ -89,7 +89,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             InputError: they cannot be used, or the session is closed.
         """
         with self._changed:
-            self._check_open("say")
+            _check_open("say", is_closed=self._closed)
             self._speech.say(samples, rate_hz)
             self._planner.on_speech()
             self._go_on()
@@ -100,7 +100,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         another one.
         """
         with self._changed:
-            self._check_open("end")
+            _check_open("end", is_closed=self._closed)
             self._planner.end()
             self._go_on()
 
@@ -112,7 +112,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         that is being painted, the step under way is the last.
         """
         with self._changed:
-            self._check_open("stop")
+            _check_open("stop", is_closed=self._closed)
             self._ahead.cancel()
             ready = self._ahead.ready
             kept = [ready.popleft() for _ in range(self._planner.stop(len(ready)))]
@@ -219,6 +219,7 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
             self.counts.starved = self._planner.starved
             self._ahead.paint(planned, self._speech.ahead(AHEAD))
 
-    def _check_open(self, method: str) -> None:
-        if self._closed:
-            raise InputError(f"LiveSession.{method}: the session is closed; open another")
+
+def _check_open(method: str, *, is_closed: bool) -> None:
+    if is_closed:
+        raise InputError(f"LiveSession.{method}: the session is closed; open another")

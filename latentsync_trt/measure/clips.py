@@ -1,7 +1,6 @@
 """Finished clips: their lips, and the same face in a source and its results."""
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +13,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop, crop_size_px, mouth_mask, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.measure.lips import CLOSED_GAP, Curves, Loudness, gap_of
+from latentsync_trt.measure.lips import CLOSED_GAP, Curves, gap_of, loudness_of
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
@@ -50,9 +49,7 @@ def measure_clip(
         on_progress: called after every frame.
         meter: measures the same recording; sees the faces, too.
     """
-    loudness = Loudness()
-    deque(loudness.passing(read_audio_blocks(audio, delay_s=delay_s)), maxlen=0)
-    levels_db = loudness.levels_db()
+    levels_db = loudness_of(read_audio_blocks(audio, delay_s=delay_s))
     gaps = list[float]()
     detector = MediaPipeDetector()
     main_face = MainFace(detector, _FOLLOWED_PX)

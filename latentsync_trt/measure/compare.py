@@ -47,11 +47,11 @@ class ClipResults:
     name: str
     frames: int
     areas: Mapping[str, Likeness]
-    """Of the "generated" area of the faces, and of the "mouth"."""
+    """How alike A and B are in the "generated" area of the faces, and in the "mouth"."""
     lips: tuple[LipMeasure, LipMeasure]
-    """Of A and B."""
+    """How the lips of A and of B follow."""
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
-    """Of A and B, if SyncNet measured."""
+    """What SyncNet measured of A and B, if it did."""
 
     def lines(self) -> Iterator[tuple[str, ...]]:
         """Yields pictures and lips as lines of a table below `COMPARISON_HEADS`."""

@@ -4,6 +4,7 @@ All curves have one value per frame at the model's rate.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
@@ -80,7 +81,7 @@ class Curves:
     gaps: Float32Array
     """Between the lips, `(n,)`, see `gap_of`; NaN without a face."""
     levels_db: Float32Array
-    """Of the speech, `(n, 3)`, see `Loudness`."""
+    """How loud the speech is, `(n, 3)`, see `Loudness`."""
 
     def __len__(self) -> int:
         return len(self.gaps)
@@ -176,13 +177,13 @@ class _Match:
         self._chance = np.array([self.best(each, ON_TIME_FRAMES).agreement for each in shifts])
 
     def _voice(self, shift: int) -> Float64Array:
-        """The bands `(m, 2)` of the voice `shift` frames before each frame with a face."""
+        """Returns the bands `(m, 2)` of the voice `shift` frames before each frame with a face."""
         sound = self._bands[(self._with_face - shift) % self._frames]
         return sound - sound.mean(axis=0)
 
     def _weights(self, shift: int) -> Float64Array:
-        """The weights of both bands, by least squares; 0 where more of the upper band would mean a
-        smaller gap.
+        """Returns the weights of both bands, by least squares; 0 where more of the upper band would
+        mean a smaller gap.
         """
         weights = np.linalg.lstsq(self._voice(shift), self._movement, rcond=None)[0]
         return weights if weights[1] > 0 else np.zeros(2)
@@ -203,8 +204,8 @@ class _Match:
         return Following(agreement, (agreement - float(self._chance.mean())) / deviation, shift)
 
     def is_surely_off_time(self, shift: int) -> bool:
-        """Whether the delay exceeds `ON_TIME_FRAMES` with the weights of `shift`, whichever seconds
-        of the clip count (bootstrap).
+        """Returns whether the delay exceeds `ON_TIME_FRAMES` with the weights of `shift`, whichever
+        seconds of the clip count (bootstrap).
         """
         shifts = np.arange(-_FARTHEST_FRAMES, _FARTHEST_FRAMES + 1)
         weights = self._weights(shift)
@@ -255,6 +256,15 @@ class Loudness:
         means = (after + before[: len(after)]) / 2
         peaks = np.maximum(means.max(axis=0, initial=0.0), _NO_POWER)
         return np.asarray(10 * np.log10(np.maximum(means / peaks, 1e-10)), np.float32)
+
+
+def loudness_of(blocks: Iterable[Float32Array]) -> Float32Array:
+    """Returns the loudness of a whole recording, as `Loudness.levels_db`, of blocks as
+    `Loudness.passing` takes.
+    """
+    loudness = Loudness()
+    deque(loudness.passing(blocks), maxlen=0)
+    return loudness.levels_db()
 
 
 def _powers_per_half(samples: Float32Array) -> Float64Array:

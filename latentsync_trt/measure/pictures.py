@@ -35,7 +35,8 @@ _SSIM_C2 = (0.03 * _WHITE_LEVEL) ** 2
 
 _BLURS_PER_SIDE = 64
 _LEAST_DETAIL = 0.1
-"""Of L*, in [0, 100]: flat pictures have no sharpness to lose."""
+"""The least detail that sharpness is relative to, in units of L* (0 to 100): flat pictures have no
+sharpness to lose."""
 
 
 def mouth_area(side_px: int) -> FaceArea:
@@ -97,7 +98,7 @@ class FrameLikeness:
     """How similar two pictures are."""
 
     mean_square: float
-    """Of the differences of levels, in [0, 255²]."""
+    """The mean square of the differences of levels, in [0, 255²]."""
     ssim: float
 
 

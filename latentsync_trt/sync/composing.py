@@ -15,7 +15,7 @@ from latentsync_trt.compositing.fading import PaintedPeople, faded
 from latentsync_trt.compositing.paste import composite
 from latentsync_trt.measure.quality import PaintSample, Quality
 from latentsync_trt.media.parts import part_of
-from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages, StageClock
 from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
@@ -66,7 +66,7 @@ class PastedFace:
 
 
 def composed_frames(
-    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None], stages: ClipStages
+    run: RunContext, quality: Quality, jobs: FrameJobs, stages: ClipStages
 ) -> Items[Patch]:
     """Returns the jobs of a run in order, with the patch of each painted face."""
     blender = FaceBlender(run.detector, paste=run.inputs.options.paste)
@@ -87,7 +87,7 @@ class Composer:
 
     def stages(
         self,
-        jobs: Generator[FrameJob, None, None],
+        jobs: FrameJobs,
         prefetch: Callable[..., Generator[Any, None, None]],
     ) -> Items[Patch]:
         """Returns the jobs in order, with the patch of each face; three stages, each in threads of
@@ -143,7 +143,7 @@ class Composer:
         return with_opacity(pasted.sample.patch, float(pasted.face.opacity))
 
 
-def _painted_faces(jobs: Generator[FrameJob, None, None]) -> Items[PaintedFace]:
+def _painted_faces(jobs: FrameJobs) -> Items[PaintedFace]:
     """Yields each job with its painted faces, which fade in and out."""
     with closing(faded(jobs, _people)) as fading:
         for job, opacities in fading:

@@ -85,6 +85,8 @@ class FrameJob:
     """How far painting was when these were painted."""
 
 
+FrameJobs = Generator[FrameJob, None, None]
+"""Frames on their way from stage to stage, in order."""
 SeenFrame = tuple[Frame, FrameFaces | None]
 """A frame and all faces in it; None where none was searched."""
 
@@ -133,7 +135,7 @@ class FaceFinder:
                     _ = frame.picture[place]  # converts this part
         return frame
 
-    def find(self, frames: Generator[Frame, None, None]) -> Generator[FrameJob, None, None]:
+    def find(self, frames: Generator[Frame, None, None]) -> FrameJobs:
         """Yields a job for every frame, in order."""
         source_s = Fraction(0)
         longest_step_s = Fraction(0)
@@ -207,9 +209,9 @@ class FaceFinder:
 
     def cut_out(
         self,
-        jobs: Generator[FrameJob, None, None],
+        jobs: FrameJobs,
         speaks: Callable[[int, Fraction], bool] = lambda *_: True,
-    ) -> Generator[FrameJob, None, None]:
+    ) -> FrameJobs:
         """Yields every job in order, with the aligned faces of those who speak.
 
         Args:
@@ -248,8 +250,8 @@ def analyze(
     aspect = info.sample_aspect_ratio
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)
     # Every picture once, also those that are shown for long.
-    shown = groupby(read_frames(video), attrgetter("source_s"))
-    distinct = (next(repeated) for _, repeated in shown)
+    pictures = groupby(read_frames(video), attrgetter("source_s"))
+    distinct = (next(repeated) for _, repeated in pictures)
     frames = prefetch(distinct, finder.convert_expected_faces, name="decode")
     people = PeopleCollector()
     stats = FaceStats()

@@ -35,9 +35,12 @@ def fingerprint(inputs: Inputs, bundle: Path, provider: str) -> dict[str, str]:
         bundle: the folder of the bundle.
     """
     manifest = (bundle / MANIFEST_NAME).read_bytes()
+    left_out: tuple[str, ...] = (*_NOT_IN_PICTURES, *_FILE_OPTIONS)
+    if not inputs.options.turns:  # speakers are files then
+        left_out += ("speaker",)
     return {
         **_file_stamps(inputs),
-        "options": _option_words(inputs),
+        "options": " ".join(command_line(inputs.options, leave_out=left_out)),
         **_helpers(inputs.helpers),
         "encoder": _encoder(inputs.encoder),
         "bundle": sha256(manifest).hexdigest()[:_DIGITS],
@@ -67,13 +70,6 @@ def _stamp(path: Path) -> str:
     status = path.stat()
     changed = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC).isoformat()
     return f"{path.name}, {status.st_size} bytes, {changed}"
-
-
-def _option_words(inputs: Inputs) -> str:
-    left_out: tuple[str, ...] = (*_NOT_IN_PICTURES, *_FILE_OPTIONS)
-    if not inputs.options.turns:  # speakers are files then
-        left_out += ("speaker",)
-    return " ".join(command_line(inputs.options, leave_out=left_out))
 
 
 def _helpers(helpers: Helpers) -> dict[str, str]:

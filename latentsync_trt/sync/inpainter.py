@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from latentsync_trt.runtime.vae import VaeCodec
 
 T = TypeVar("T")
-Changed = TypeVar("Changed")
+Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +40,10 @@ class Inpainter:
     """Returns the result of an action, which runs in the thread of a stage."""
 
     def run_each(
-        self, stage: Stage, change: Callable[[T], Changed], items: Iterable[T]
-    ) -> list[Changed]:
+        self, stage: Stage, change: Callable[[T], Converted], items: Iterable[T]
+    ) -> list[Converted]:
         """Returns each of the items changed, all in one turn of the stage's thread."""
-        changed: list[Changed] = self.run(stage, partial(list, map(change, items)))
+        changed: list[Converted] = self.run(stage, partial(list, map(change, items)))
         return changed
 
     def encode_faces(self, faces: UInt8Array) -> Float32Array:

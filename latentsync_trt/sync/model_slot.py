@@ -199,16 +199,12 @@ class ModelSlot:
         self.model = None
         self.build = None
         try:
-            wanted = [*graphs]
+            wanted = dict.fromkeys(graphs)
             if before is not None:
-                wanted = [*before.graphs, *graphs]
+                wanted = dict.fromkeys([*before.graphs, *graphs])
                 before.close()
             model = open_model(
-                self.bundle,
-                self.selection,
-                self.options,
-                tuple(dict.fromkeys(wanted)),
-                self.on_notice,
+                self.bundle, self.selection, self.options, tuple(wanted), self.on_notice
             )
             if model.build is not None:
                 self.build = model.build.error

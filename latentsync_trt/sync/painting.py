@@ -14,11 +14,11 @@ from time import perf_counter
 from typing import Any
 
 from latentsync_trt.runtime.model import Model
-from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
 from latentsync_trt.sync.inpainter import Inpainter
 from latentsync_trt.sync.pace import PaintedUntil, PaintingProgress
 from latentsync_trt.sync.threads import ClipStages, StageClock
-from latentsync_trt.sync.windows import Window, faces_of, in_groups
+from latentsync_trt.sync.windows import GatheredJobs, Window, faces_of, in_groups
 from latentsync_trt.types import Float32Array, UInt16Array
 
 _LOW_MEMORY_WINDOWS = 4
@@ -134,11 +134,11 @@ def _new_frames(windows: Sequence[Window[Target]]) -> int:
 
 
 def paint_frames(
-    gathered: Generator[FrameJob | Window[Target], None, None],
+    gathered: GatheredJobs,
     painter: Painter,
     stages: ClipStages,
     model: Model,
-) -> Generator[FrameJob, None, None]:
+) -> FrameJobs:
     """Yields every job in order with its painted faces: encode, denoise and decode, each in a
     thread of its own.
     """
@@ -165,7 +165,7 @@ def _unless_frame(change: Callable[[Any], Any], item: Any) -> Any:
 
 def in_order(
     items: Generator[FrameJob | PaintedWindows, None, None], frames_done: int
-) -> Generator[FrameJob, None, None]:
+) -> FrameJobs:
     """Yields every job in order, with its painted faces, as soon as these are there."""
     waiting: deque[FrameJob] = deque()
     painted = dict[Target, UInt16Array]()

@@ -45,10 +45,8 @@ class Sound:
     @property
     def files(self) -> list[Path]:
         """The files of the speech, and of `mix`."""
-        pieces = [*self.recordings]
-        if self.mix is not None:
-            pieces.append(self.mix)
-        return list(dict.fromkeys(piece.path for piece in pieces))
+        pieces = (*self.recordings, self.mix)
+        return list(dict.fromkeys(piece.path for piece in pieces if piece is not None))
 
     @property
     def starts_s(self) -> Fraction:
@@ -131,24 +129,24 @@ def _named_turns(
     path: Path, turns: dict[str, SpeakerTurns], options: SyncOptions
 ) -> tuple[SpeakerTurns, ...]:
     """Returns the turns of each of `options.speaker`; raises `InputError` for one without any."""
-    chosen = []
-    for speaker in options.speaker:
-        name = speaker.voice
+    names = [speaker.voice for speaker in options.speaker]
+    for name in names:
         if name not in turns:
-            names = ", ".join(turns)
-            raise InputError(f"--speaker …={name}: {path} has no such speaker; it has {names}")
-        chosen.append(turns[name])
-    return tuple(chosen)
+            raise InputError(
+                f"--speaker …={name}: {path} has no such speaker; it has {', '.join(turns)}"
+            )
+    return tuple(turns[name] for name in names)
 
 
 def _check_recordings(audio: Path | None, options: SyncOptions) -> None:
     """Raises `InputError` where no recording, or more than one of a person, is named."""
-    if audio is None and options.turns is not None:
-        cure = "give a recording with --audio, whose speakers --turns names"
-        raise InputError(f"no speech: {cure}")
-    if audio is None and not options.speaker:
-        cure = "give a recording with --audio, or one for each person with --speaker N=FILE"
-        raise InputError(f"no speech: {cure}")
+    cure = ""
+    if options.turns is not None:
+        cure = "whose speakers --turns names"
+    elif not options.speaker:
+        cure = "or one for each person with --speaker N=FILE"
+    if audio is None and cure:
+        raise InputError(f"no speech: give a recording with --audio, {cure}")
     if audio is not None and options.speaker and options.turns is None:
         cure = "give all recordings with --speaker N=FILE, or say with --turns who speaks when"
         raise InputError(f"--audio and --speaker exclude each other: {cure} in --audio")

@@ -1,6 +1,5 @@
 """The frames of a clip on their way to painting: read, with their faces cut out, in windows."""
 
-from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from math import ceil
@@ -14,11 +13,11 @@ from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.sync.faces import FaceFinder, FrameJob, Target, analyze
+from latentsync_trt.sync.faces import FaceFinder, FrameJobs, analyze
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Timeline
-from latentsync_trt.sync.windows import Window, gather, streams_at
+from latentsync_trt.sync.windows import GatheredJobs, gather, streams_at
 
 _FRAMES_IN_TRANSIT = 4
 """Frames queued between, or processed by, stages that hold none back."""
@@ -44,7 +43,7 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
 
 def gathered_windows(
     run: RunContext, timeline: Timeline, stages: ClipStages, quality: Quality, frames_done: int
-) -> Generator[FrameJob | Window[Target], None, None]:
+) -> GatheredJobs:
     """Returns every frame of the output, and the windows of faces to paint, from now on while the
     model opens. `frames_done`: as for `gather`.
     """
@@ -54,9 +53,7 @@ def gathered_windows(
     return stages.prefetch_frames(windows, depth=frames, name="gather")
 
 
-def _aligned_frames(
-    run: RunContext, timeline: Timeline, stages: ClipStages
-) -> Generator[FrameJob, None, None]:
+def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> FrameJobs:
     """Returns every frame of the output with the aligned faces of those who speak."""
     inputs = run.inputs
     tracks = inputs.tracks
@@ -81,9 +78,7 @@ def _aligned_frames(
     return finder.cut_out(tracked, inputs.sound.speaks)
 
 
-def _with_checks(
-    run: RunContext, quality: Quality, jobs: Generator[FrameJob, None, None]
-) -> Generator[FrameJob, None, None]:
+def _with_checks(run: RunContext, quality: Quality, jobs: FrameJobs) -> FrameJobs:
     """Yields the same jobs; gives notice which of several faces is taken, and if the first one does
     not suit the model.
     """

@@ -10,7 +10,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError
 from latentsync_trt.face.active_speaker import Mouth, Voice, active_speakers
 from latentsync_trt.face.track_file import Tracks
-from latentsync_trt.measure.lips import Loudness
+from latentsync_trt.measure.lips import loudness_of
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import delays_of
 from latentsync_trt.sync.speech import asking, speech_in
@@ -45,16 +45,13 @@ def detect_speakers(
 def _voice_in(video: Path, ask: Callable[[], object]) -> Voice | None:
     """Returns the voice in a video's own sound, in times of its picture; None without any."""
     speech = speech_in(video, ask)
-    loudness = Loudness()
-    for _ in loudness.passing(asking(ask, read_audio_blocks(video))):
-        pass
-    delays = delays_of(video, video)
     if not speech.spans_s:
         return None
+    delays = delays_of(video, video)
     later_s = float(delays.sound_s - delays.picture_s)
     spans_s = [(start_s + later_s, end_s + later_s) for start_s, end_s in speech.spans_s]
 
-    levels_db = loudness.levels_db()[:, 2]
+    levels_db = loudness_of(asking(ask, read_audio_blocks(video)))[:, 2]
     levels_s = np.arange(len(levels_db)) / MODEL_FPS
     frames = len(levels_db) + max(0, round(later_s * MODEL_FPS))
     times_s = np.arange(frames) / MODEL_FPS - later_s

@@ -62,27 +62,8 @@ def prefetch(
     for those being made, and closes `source`. `on_wait` is called several times a second by who
     waits for a result; an error of it is raised there.
     """
-    makers = _Makers(source, change, [name] * threads)
-    for _ in range(depth + 1):
-        makers.room.put(None)
-
-    def consume() -> Generator[Any, None, None]:
-        ended = False
-        try:
-            makers.start()
-            yield None
-            while (item := makers.next_item(on_wait)) is not _END:
-                makers.room.put(None)
-                yield item
-            ended = True
-        finally:
-            makers.stop()
-            if not ended:
-                on_stop()
-            makers.join()
-            source.close()
-
-    items = consume()
+    makers = _Makers(source, change, [name] * threads, depth + 1)
+    items = makers.results(on_stop, on_wait)
     next(items)  # closing a generator that has not begun would not end its threads
     return items
 
@@ -95,49 +76,60 @@ class _Makers:
         source: Generator[Any, None, None],
         change: Callable[[Any], Any],
         names: Sequence[str],
+        most: int,
     ) -> None:
-        self.room = SimpleQueue[None]()
+        self._room = SimpleQueue[None]()
         """Has an entry for each item that may be made."""
+        for _ in range(most):
+            self._room.put(None)
         self._is_open = True
         self._source = source
         self._change = change
-        self._results = SimpleQueue[_Result]()
+        self._pending = SimpleQueue[_Result]()
         """Where the items will be, in the order of `source`."""
         self._taking = threading.Lock()
         self._threads = [threading.Thread(target=self._make, name=name) for name in names]
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+    def results(
+        self, on_stop: Callable[[], object], on_wait: Callable[[], object]
+    ) -> Generator[Any, None, None]:
+        """Starts the threads and yields None, then the items; ends as `prefetch` says."""
+        ended = False
+        try:
+            for thread in self._threads:
+                thread.start()
+            yield None
+            while (item := self._next_item(on_wait)) is not _END:
+                self._room.put(None)
+                yield item
+            ended = True
+        finally:
+            self._is_open = False
+            if not ended:
+                on_stop()
+            for _ in self._threads:
+                self._room.put(None)
+            # A signal may come before all threads have started.
+            for thread in filter(threading.Thread.is_alive, self._threads):
+                thread.join()
+            self._source.close()
 
-    def next_item(self, on_wait: Callable[[], object]) -> Any:
+    def _next_item(self, on_wait: Callable[[], object]) -> Any:
         """Waits for the next item; raises what making it raised."""
-        item, error = _next_in(_next_in(self._results, on_wait), on_wait)
+        item, error = _next_in(_next_in(self._pending, on_wait), on_wait)
         if error is not None:
             raise error
         return item
 
-    def stop(self) -> None:
-        """Takes no more items."""
-        self._is_open = False
-
-    def join(self) -> None:
-        """Waits for the items that are being made."""
-        for _ in self._threads:
-            self.room.put(None)
-        # A signal may come before all threads have started.
-        for thread in filter(threading.Thread.is_alive, self._threads):
-            thread.join()
-
     def _make(self) -> None:
-        while self.room.get() is None and self._is_open:
+        while self._room.get() is None and self._is_open:
             self._make_next()  # whose variables hold no item while this thread waits
 
     def _make_next(self) -> None:
         result: _Result = SimpleQueue()
         try:
             with self._taking:
-                self._results.put(result)
+                self._pending.put(result)
                 item = next(self._source, _END) if self._is_open else _END
             if item is not _END:
                 item = self._change(item)

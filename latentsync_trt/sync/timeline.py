@@ -29,7 +29,7 @@ class Timeline:
     """The part of the output that is synced."""
     playback: Playback
     frames_per_s: Fraction | None
-    """Of the output; None where the source does not state it."""
+    """The rate of the output; None where the source does not state it."""
     notices: tuple[str, ...]
 
     @property

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from latentsync_trt.sync.faces import FrameJob, Target
+from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
 from latentsync_trt.types import UInt8Array
 
 T = TypeVar("T")
@@ -42,6 +42,9 @@ class Window(Generic[T]):
 
 Group = list[Window[Target]]
 """Windows that a network processes before the next network does."""
+
+GatheredJobs = Generator[FrameJob | Window[Target], None, None]
+"""Frames, each followed by the windows that it completes."""
 
 
 class WindowPlanner(Generic[T]):
@@ -110,9 +113,7 @@ class _Stream(Generic[T]):
         return [Window(tuple(islice(mirrored, self._frames)), range(self._pending))]
 
 
-def gather(
-    jobs: Generator[FrameJob, None, None], frames: int, streams: int = 1, frames_done: int = 0
-) -> Generator[FrameJob | Window[Target], None, None]:
+def gather(jobs: FrameJobs, frames: int, streams: int = 1, frames_done: int = 0) -> GatheredJobs:
     """Yields every job in order, each followed by the windows that it completes.
 
     Args:
@@ -136,7 +137,7 @@ def gather(
 
 
 def in_groups(
-    gathered: Generator[FrameJob | Window[Target], None, None], most: int, frames: int
+    gathered: GatheredJobs, most: int, frames: int
 ) -> Generator[FrameJob | Group, None, None]:
     """Yields the same jobs, and up to `most` windows together, whoever's faces they show.
 
