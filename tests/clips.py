@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from fractions import Fraction
 from itertools import islice
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,16 @@ def frame_at(index: int, picture: Picture, planes: YuvPlanes | None = None) -> F
     """Frame `index` of a clip of 25 frames/s."""
     period_s = Fraction(1, 25)
     return Frame(index, index * period_s, period_s, index * period_s, picture, planes)
+
+
+def stamped(stamp_s: Fraction | None, duration_s: Fraction | None) -> av.VideoFrame:
+    """A decoded picture with this stamp and duration, if any."""
+    frame = av.VideoFrame(16, 16, "gray")
+    per_s = lcm((stamp_s or Fraction(0)).denominator, (duration_s or Fraction(0)).denominator)
+    frame.time_base = Fraction(1, per_s)
+    frame.pts = None if stamp_s is None else int(stamp_s * per_s)
+    frame.duration = int((duration_s or 0) * per_s)
+    return frame
 
 
 def open_writer(

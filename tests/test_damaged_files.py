@@ -18,8 +18,8 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.playback import at_constant_rate
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import Clock, Stamped, on_clock
-from tests.clips import numbered, write_video
+from latentsync_trt.media.timing import Clock, on_clock
+from tests.clips import numbered, stamped, write_video
 from tests.conftest import REPOSITORY
 from tests.damaged import FORMATS, write_seed
 from tests.sounds import write_samples
@@ -75,7 +75,7 @@ def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(
     end_s: Fraction | None, pictures: int
 ) -> None:
     clock = Clock(Path(), stated_end_s=None if end_s is None else Fraction(end_s))
-    day = on_clock([Stamped(Fraction(0), Fraction(86_400), "picture")], clock, Fraction(1, 25))
+    day = on_clock([stamped(Fraction(0), Fraction(86_400))], clock, Fraction(1, 25))
     assert len(list(at_constant_rate(day, 25))) == pictures
 
 

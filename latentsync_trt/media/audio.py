@@ -4,6 +4,7 @@ layout.
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
@@ -181,7 +182,7 @@ def audio_frames(path: Path, delay_s: Fraction = Fraction(0)) -> Iterator[Timed[
     ends where the track does.
     """
     with open_audio(path) as stream:
-        clock = clock_of(path, stream, next_s=delay_s, jitter_s=JITTER_S)
+        clock = replace(clock_of(path, stream), next_s=delay_s, jitter_s=JITTER_S)
         for frame, following in with_next(_decode(path, stream)):
             stamp_s = stamp_of(frame)
             duration_s = Fraction(frame.samples, frame.sample_rate)

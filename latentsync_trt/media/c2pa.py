@@ -18,7 +18,9 @@ from latentsync_trt.media.tags import SOURCE_TYPE
 from latentsync_trt.version import __version__
 
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
+"""The containers that can hold credentials, and C2PA's names of them."""
 _OTHER_FORMAT = "application/octet-stream"
+"""C2PA's name of a source whose earlier credentials are not looked for."""
 
 _PRIVATE_KEY = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL
@@ -33,6 +35,7 @@ _EDIT = {
     "softwareAgent": _AGENT,
     "description": "lips changed to follow speech",
 }
+"""The action that every video gets."""
 _C2PA_SETTINGS = {
     "builder": {"thumbnail": {"enabled": False}},
     "verify": {"verify_after_sign": True},

@@ -30,6 +30,7 @@ from latentsync_trt.types import (
     YuvPlanes,
 )
 
+# Numbers of ITU-T H.273.
 RGB_IDENTITY = 0
 BT709 = 1
 UNSPECIFIED = 2

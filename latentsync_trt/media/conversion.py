@@ -38,6 +38,7 @@ _DYNAMIC = {
     SideDataType.DYNAMIC_HDR_PLUS: "HDR10+",
     SideDataType.DYNAMIC_HDR_VIVID: "HDR Vivid",
 }
+"""Names of HDR metadata that change from picture to picture."""
 _READ_KINDS = {
     SideDataType.DISPLAYMATRIX,
     SideDataType.A53_CC,
@@ -47,6 +48,7 @@ _READ_KINDS = {
     SideDataType.STEREO3D,
     *_DYNAMIC,
 }
+"""The kinds of side data that are read here or named in notices."""
 _KINDS = 64
 """A number above that of all kinds of side data; FFmpeg 8.1 has about half as many."""
 

@@ -33,10 +33,12 @@ _RIGHT = b"\xdd"
 _CHROMA_PLACE = re.compile(rb"\x55\xb7\x81([\1\2])\x55\xb8\x81([\1\2])")
 
 _TOP_FIELD_FIRST = {2: True, 3: False, 4: True, 5: False}
-"""By FFmpeg's number of the order in which fields are stored and shown."""
+"""Whether the top field is the earlier one, by FFmpeg's number of the order in which fields are
+stored and shown.
+"""
 
 _UNTAGGED_PICTURES = ("j2k_pipe", "tiff_pipe")
-"""JPEG 2000 and TIFF: their Y'CbCr is that of JPEG, which FFmpeg does not say."""
+"""FFmpeg's names of JPEG 2000 and TIFF: their Y'CbCr is that of JPEG, which it does not say."""
 
 
 def is_photo(stream: Stream) -> bool:

@@ -24,11 +24,12 @@ DEMO_SIDE_PX = 480
 _FACE_PX = (224.0, 125.0)
 """Center of the face in the portrait, and of the camera's path."""
 _ZOOM = 1.7
+"""The mean zoom: head and shoulders fill the frame. The sways are those of a hand-held camera."""
 _ZOOM_SWAY = 0.06
 _PAN_SWAY_PX = 7.0
 _TURN_SWAY_DEG = 2.5
 _PERIODS_S = (3.1, 4.3, 5.7)
-"""Of zoom, pan and rotation: without a common multiple within a clip."""
+"""Periods of zoom, pan and rotation, so that no view comes again within a clip."""
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
@@ -61,11 +62,8 @@ def choose_clip(
     try:
         duration_s = audio_duration_s(speech)
     except MediaError as error:
-        if audio == video:
-            message = f"{error}; name the speech with --audio"
-        else:
-            message = str(error)
-        raise MediaError(message, usage=error.usage) from error
+        cure = "; name the speech with --audio" if audio == video else ""
+        raise MediaError(f"{error}{cure}", usage=error.usage) from error
     if video is not None:
         info = probe(video)
         return SpokenClip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")

@@ -42,8 +42,9 @@ grow, quality stays that of the CRF.
 """
 
 _NO_INTEGERS = ("f16le", "f32le")
+"""Ends of the names of pixel formats in floating point."""
 _NO_PLAIN_PLANES = ("yuvj", "nv", "yaf")
-"""Pixel formats that state a range, interleave chroma, or have alpha."""
+"""Beginnings of the names of pixel formats that state a range, interleave chroma, or have alpha."""
 
 
 @dataclass(frozen=True, slots=True)

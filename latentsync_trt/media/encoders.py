@@ -27,7 +27,7 @@ CONTAINERS: dict[Codec, tuple[str, ...]] = {
     "prores": (".mov", ".mkv"),
     "ffv1": (".mkv",),
 }
-"""What FFmpeg writes and common players read."""
+"""The containers of each codec that FFmpeg writes and common players read."""
 
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 """By default x264 starts 1.5 threads per core, each with a frame: more memory, but no faster."""

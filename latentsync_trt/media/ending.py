@@ -59,15 +59,18 @@ _SIZE_FIELDS = (
     ),
 )
 _HEADER_BYTES = 65_536
+"""How much of a file is searched for the size that it states: comments may come before it."""
 _UNKNOWN_SIZE = 0x7FFFF000
 """A size of four bytes from which on it means that it was not known yet when it was written."""
 
 _TAIL_S = 2
-"""Packets are read from so long before the stated end."""
+"""How long before the stated end packets are read from."""
 _UNNOTICED_S = Fraction(1, 10)
-"""Less needs no notice: the padding of encoders."""
+"""A difference below this needs no notice: it is the padding of encoders."""
 _UNNOTICED_PICTURE_S = Fraction(1, 2)
-"""Less needs no notice: a last picture whose duration is not stated."""
+"""In a file with pictures, a difference below this needs no notice: it may be the duration of the
+last one, which is not stated.
+"""
 
 _NOT_SAMPLES = re.compile(rb"(?s)([\w \-]{4}|ID3[\2-\4]).{4}")
 """What follows samples in WAV and is none: a chunk, or a tag of MP3 that programs append."""
@@ -144,16 +147,19 @@ def notices_of_ending(path: Path) -> list[str]:
             stated = _larger_size(path, container, stated_bytes)
         if stated:
             length_s = float(_length_s(path, container))
-            what = f"is cut off after {length_s:.1f} s: its header states {stated}"
-            return [f"{path}: {what}; copy or download it again"]
+            return [
+                f"{path}: is cut off after {length_s:.1f} s: its header states {stated}; "
+                "copy or download it again"
+            ]
         if container.format.name != "wav":
             return []
         unread_s = _unread_s(path, container)
     if unread_s < _UNNOTICED_S:
         return []
-    what = f"goes on for {float(unread_s):.1f} s after the end that its header states"
-    cure = "to use that, write it anew: ffmpeg -ignore_length 1 -i OLD.wav -c copy NEW.wav"
-    return [f"{path}: {what}; {cure}"]
+    return [
+        f"{path}: goes on for {float(unread_s):.1f} s after the end that its header states; "
+        "to use that, write it anew: ffmpeg -ignore_length 1 -i OLD.wav -c copy NEW.wav"
+    ]
 
 
 def _length_s(path: Path, container: InputContainer) -> Fraction:

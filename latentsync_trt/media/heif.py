@@ -22,7 +22,7 @@ from latentsync_trt.media.files import check_size
 from latentsync_trt.media.filters import Filter, apply_filters
 
 _MAX_HEIF_BYTES = 100_000_000
-"""As much of a file is read: several times the largest photo."""
+"""How much of a file is read: several times the largest photo."""
 
 _Box = tuple[bytes, memoryview]
 """Name and content."""
@@ -38,8 +38,7 @@ def compose_photo(path: Path, container: InputContainer) -> VideoFrame:
         ids, properties = _read_layout(content)
         width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
         check_size(path, width, height)
-        pictures = _decode_tiles(container, ids)
-        tiles = [pictures[number] for number in ids]
+        tiles = _decode_tiles(container, ids)
         filters = _joining_filters(tiles, width, height)
         for kind, value in properties:
             filters += _filters_of(kind, value)
@@ -68,8 +67,8 @@ def _joining_filters(tiles: list[VideoFrame], width: int, height: int) -> list[F
     return [("xstack", f"inputs={len(tiles)}:grid={columns}x{rows}"), crop]
 
 
-def _decode_tiles(container: InputContainer, ids: tuple[int, ...]) -> dict[int, VideoFrame]:
-    """Returns the picture of each tile, by its id."""
+def _decode_tiles(container: InputContainer, ids: tuple[int, ...]) -> list[VideoFrame]:
+    """Returns the pictures of the tiles with these ids; raises `KeyError` where one is missing."""
     streams = tuple(stream for stream in container.streams.video if stream.id in ids)
     for stream in streams:
         stream.discard = Discard.default
@@ -79,7 +78,7 @@ def _decode_tiles(container: InputContainer, ids: tuple[int, ...]) -> dict[int, 
         for picture in packet.decode():
             picture.pts = 0
             pictures[packet.stream.id] = picture
-    return pictures
+    return [pictures[number] for number in ids]
 
 
 def _filters_of(kind: bytes, content: memoryview) -> list[Filter]:

@@ -68,7 +68,6 @@ def _stream_label(stream: Stream) -> str:
 
 def _lost_tags(contents: Contents) -> Iterator[str]:
     """Names the tags that FFmpeg does not write into such a container, as tried in memory."""
-    suffix = contents.suffix
     tags = contents.read_tags()
     file = BytesIO()
     tracks = _write_trial_file(contents, tags, file)
@@ -77,16 +76,18 @@ def _lost_tags(contents: Contents) -> Iterator[str]:
         names = {name.lower() for name in written.metadata}
         lost_tags = [name for name in tags if name.lower() not in names and not is_mark(name)]
         if lost_tags:
-            cure = "" if suffix == ".mkv" else "; .mkv can"
-            yield f"{suffix} cannot hold these tags: {', '.join(lost_tags)}{cure}"
+            cure = "" if contents.suffix == ".mkv" else "; .mkv can"
+            yield f"{contents.suffix} cannot hold these tags: {', '.join(lost_tags)}{cure}"
         # chapters have a track behind them
         for (name, track), stream in zip(tracks.items(), written.streams, strict=False):
             kept = track_tags(stream)
             lost = track.lost_in(kept)
             if lost:
-                yield f"{suffix} cannot hold of {name} of the output: {', '.join(lost)}"
+                yield f"{contents.suffix} cannot hold of {name} of the output: {', '.join(lost)}"
             if kept.uses & ~track.uses & Disposition.default:  # FFmpeg wants one of each kind
-                yield f"{suffix} marks {name} of the output as default: players may show it"
+                yield (
+                    f"{contents.suffix} marks {name} of the output as default: players may show it"
+                )
 
 
 def _write_trial_file(

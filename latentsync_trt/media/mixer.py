@@ -1,5 +1,6 @@
 """Layouts of channels, and sound mixed from one to another."""
 
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -27,7 +28,7 @@ _LARGER = {
 channels.
 """
 
-_MIXED = {
+_PLACES_MIXED = {
     "FL",
     "FR",
     "FC",
@@ -52,7 +53,7 @@ _MIXED = {
 _LOW_FREQUENCY = ("LFE", "LFE2")
 
 _PROBE_HZ = 48_000
-"""Any rate, for impulses that show how swresample mixes."""
+"""The rate of the impulses that show how swresample mixes; any other would do."""
 
 _SILENT_SHARE = 1e-6
 """All other channels together are silent below this share of the power of low frequencies."""
@@ -98,11 +99,10 @@ def channel_shares(source: str, target: str) -> Float32Array:
     # swresample would make it 3 dB softer than players that play mono on two speakers
     if source_count == 1 and target_count == 2:
         return np.ones((1, 2), np.float32)
-    shares = None
-    if _MIXED.issuperset(names):
-        shares = _swresample_shares(source, target, source_count, target_count)
-    if shares is None:
-        shares = np.full((source_count, target_count), 1 / source_count, np.float32)
+    shares = np.full((source_count, target_count), 1 / source_count, np.float32)
+    if _PLACES_MIXED.issuperset(names):
+        with suppress(FFmpegError):  # where swresample cannot mix
+            shares = _swresample_shares(source, target).reshape(shares.shape)
     if target_count == 1:
         left_out = (shares[:, 0] == 0) & ~np.isin(names, _LOW_FREQUENCY)
         shares[left_out] = shares[shares > 0].min()
@@ -112,21 +112,16 @@ def channel_shares(source: str, target: str) -> Float32Array:
     return shares
 
 
-def _swresample_shares(
-    source: str, target: str, source_count: int, target_count: int
-) -> Float32Array | None:
-    """Returns None where swresample cannot mix."""
-    impulses = np.eye(source_count, dtype=np.float32).reshape(1, -1)
-    try:
-        # Without the option swresample does not normalize a mix into float: stereo would be 3 dB
-        # too loud.
-        resampler = AudioResampler("flt", target, _PROBE_HZ, options={"rematrix_maxval": "1.0"})
-        frame = AudioFrame.from_ndarray(impulses, "flt", source)
-        frame.sample_rate = _PROBE_HZ
-        mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(frame)]
-    except FFmpegError:
-        return None
-    return np.concatenate(mixed, axis=1).reshape(source_count, target_count)
+def _swresample_shares(source: str, target: str) -> Float32Array:
+    """Returns what swresample makes of one impulse after the other, a channel each."""
+    impulses = np.eye(AudioLayout(source).nb_channels, dtype=np.float32).reshape(1, -1)
+    # Without the option swresample does not normalize a mix into float: stereo would be 3 dB
+    # too loud.
+    resampler = AudioResampler("flt", target, _PROBE_HZ, options={"rematrix_maxval": "1.0"})
+    frame = AudioFrame.from_ndarray(impulses, "flt", source)
+    frame.sample_rate = _PROBE_HZ
+    mixed = [part.to_ndarray().astype(np.float32) for part in resampler.resample(frame)]
+    return np.concatenate(mixed, axis=1)
 
 
 class Mixer:
@@ -136,16 +131,13 @@ class Mixer:
     channel takes its place, and where only the low-frequency channel has had sound, that one.
     """
 
-    canceled_s: float
-    """For how long channels canceled each other out."""
-    low_s: float
-    """For how long only the low-frequency channel has had sound."""
-
     def __init__(self, target: str, rate_hz: int) -> None:
         self.channels = AudioLayout(target).nb_channels
         self.rate_hz = rate_hz
         self.canceled_s = 0.0
+        """For how long channels canceled each other out."""
         self.low_s = 0.0
+        """For how long only the low-frequency channel has had sound."""
         self._target = target
         self._source = ""
         self._begin(np.zeros(0, np.float32))

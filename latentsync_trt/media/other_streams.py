@@ -23,7 +23,7 @@ from latentsync_trt.media.timing import nearest, stamp_packet
 from latentsync_trt.paths import is_same_file
 
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
-"""What a container takes besides `COPIED_CODECS`, although fewer players do."""
+"""Codecs of other sound that a container takes besides `COPIED_CODECS`; fewer players do."""
 
 _TEXT_CODECS = ("ass", "ssa", "subrip", "webvtt", "mov_text", "text")
 _SUBTITLE_CODECS = {
@@ -31,9 +31,9 @@ _SUBTITLE_CODECS = {
     ".mov": ("mov_text",),
     ".mkv": ("subrip", "ass", "webvtt", "hdmv_pgs_subtitle", "dvd_subtitle", "dvb_subtitle"),
 }
-"""What a container holds. The first one is what other text becomes."""
+"""Subtitles that a container holds. The first kind is what other text becomes."""
 _STAMPS_PER_S = 1000
-"""Stamps of subtitles and chapters are milliseconds."""
+"""Stamps of subtitles and chapters in a second: Matroska rounds to milliseconds anyway."""
 
 _NO_VIDEO = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
 _NO_VIDEO |= Disposition.dependent | Disposition.multilayer
@@ -75,7 +75,7 @@ def other_streams(path: Path, container: InputContainer) -> Iterator[Stream]:
 
 
 def fits_container(stream: Stream, suffix: str) -> bool:
-    """Whether a container can hold a stream, or what its text can become."""
+    """Returns whether a container can hold a stream, or what its text can become."""
     if isinstance(stream, AudioStream):
         return codec_name(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
     if isinstance(stream, SubtitleStream):

@@ -99,10 +99,8 @@ class FinishedParts:
             content = from_json(cls, (folder / KEPT_NAME).read_bytes(), folder)
         except (OSError, ValueError):
             return None
-        sizes_bytes = dict[str, int]()
-        for path in folder.glob(f"*{_PART_SUFFIX}"):
-            if not path.is_symlink():
-                sizes_bytes[path.name] = path.stat().st_size
+        files = [path for path in folder.glob(f"*{_PART_SUFFIX}") if not path.is_symlink()]
+        sizes_bytes = {path.name: path.stat().st_size for path in files}
         whole = list[ClosedPart]()
         for part in content.parts:
             if not part.stamps or sizes_bytes.get(part.file) != part.size_bytes:
@@ -146,13 +144,15 @@ class ResumeRequest:
         if kept is None:
             if not self.resume:
                 return nothing, ()
-            text = "nothing is kept of an interrupted run; it begins at the start"
-            return nothing, (f"{output}: {text}",)
+            return nothing, (
+                f"{output}: nothing is kept of an interrupted run; it begins at the start",
+            )
         length = timedelta(seconds=floor(kept.end_s))
         if not self.resume:
-            text = "of an interrupted run are kept until this run has finished a part"
-            cure = "to go on there instead, stop it and add --resume"
-            return nothing, (f"{output}: {length} {text}; {cure}",)
+            return nothing, (
+                f"{output}: {length} of an interrupted run are kept until this run has finished "
+                "a part; to go on there instead, stop it and add --resume",
+            )
         changes = list(_changes(kept.fingerprint, self.fingerprint))
         if changes:
             raise InputError(

@@ -33,7 +33,6 @@ from latentsync_trt.media.files import (
 )
 from latentsync_trt.media.timing import (
     LONGEST_PERIOD_S,
-    Stamped,
     Timed,
     clock_of,
     frames_per_s,
@@ -56,15 +55,15 @@ _EXTENDED = {"pingpong": "goes back and forth", "loop": "starts again"}
 """What the picture does where it is extended, in words."""
 
 _CHUNK_BYTES = 128 * 2**20
-"""Of pictures that are held to play them backwards. FFmpeg frees them together: two chunks are in
-memory at times.
+"""What the pictures of a chunk may take, which are held to play them backwards. FFmpeg frees them
+together: two chunks are in memory at times.
 """
 _MIN_CHUNK = 2
-"""Pictures of a chunk, however large they are."""
+"""The least number of pictures in a chunk, however large they are."""
 _THREADS_BYTES = 256 * 2**20
-"""Of the pictures that the threads of a decoder hold, each of which may decode one for long."""
+"""What the pictures may take that the threads of a decoder hold: each thread decodes one."""
 _SEEK_BACK_S = (0, 2, 20)
-"""So much earlier than the first wanted picture is sought, one after the other: a keyframe may be
+"""How much earlier than the first wanted picture is sought, one after the other: a keyframe may be
 found by decoding time, or be none.
 """
 
@@ -109,13 +108,11 @@ class VideoPasses:
     breaks off; the message gives the time.
     """
 
-    period_s: Fraction
-    """For how long at a time a picture is held; 0 before the first pass."""
-
     def __init__(self, path: Path, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self._path = path
         self._chunk_bytes = chunk_bytes
         self.period_s = Fraction(0)
+        """For how long at a time a picture is held; 0 before the first pass."""
         self._usual_period_s = Fraction(0)  # of pictures whose duration is missing
         # What a pass forward tells those backward.
         self._last_s = Fraction(0)
@@ -180,9 +177,9 @@ class VideoPasses:
     def _pictures(
         self, container: InputContainer, stream: VideoStream, origin_s: Fraction | None = None
     ) -> Generator[Timed[VideoFrame]]:
-        clock = clock_of(self._path, stream, origin_s=origin_s)
+        clock = replace(clock_of(self._path, stream), origin_s=origin_s)
         frames = guarded(self._path, stream, decode_pictures(self._path, container, stream))
-        timed = on_clock(map(_stamped, frames), clock, self._usual_period_s)
+        timed = on_clock(frames, clock, self._usual_period_s)
         if stream.average_rate:  # else the rate is no exact one
             timed = on_grid(timed, stream.time_base, self._usual_period_s)
         for picture, following in with_next(timed):
@@ -208,11 +205,6 @@ class VideoPasses:
                 if self.period_s > LONGEST_PERIOD_S:
                     self.period_s = Fraction(1, MODEL_FPS)
             yield container, stream
-
-
-def _stamped(frame: VideoFrame) -> Stamped[VideoFrame]:
-    duration_s = max(frame.duration, 0) * (frame.time_base or Fraction(0))
-    return Stamped(stamp_of(frame), duration_s, frame)
 
 
 def video_stream(path: Path, container: InputContainer) -> VideoStream:
@@ -245,15 +237,11 @@ def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[Vide
         if duration_s is None:
             return repeated
         return _cut(repeated, duration_s, source)
-    regular = _at_times(at_constant_rate(pictures, fps), fps)
+    items = enumerate(at_constant_rate(pictures, fps))
+    regular = (Timed(index / fps, 1 / fps, item) for index, item in items)
     if duration_s is None:
         return regular
     return takewhile(lambda picture: picture.time_s < duration_s, regular)
-
-
-def _at_times(items: Iterable[T], fps: Fraction) -> Iterator[Timed[T]]:
-    for index, item in enumerate(items):
-        yield Timed(index / fps, 1 / fps, item)
 
 
 def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:

@@ -18,7 +18,7 @@ from latentsync_trt.media.writer import write_rgb
 _PREVIEW_HEIGHT_PX = 720
 """The largest height of a preview: enough to judge lips by, quick to encode and to load."""
 _UNSEEN_S = Fraction(1, 100)
-"""By which pictures beside each other may be apart: less than half the period of any."""
+"""How far apart pictures beside each other may be: less than half the period of any."""
 _PREVIEW = SyncOptions(codec="h264", encoder="x264:ultrafast", crf=23)
 
 _BROWSER_CODECS = {"mov": ("h264", "av1", "vp9"), "matroska": ("vp8", "vp9", "av1")}
@@ -30,7 +30,7 @@ _BROWSER_SOUNDS = ("aac", "mp3", "opus", "vorbis", "flac")
 
 
 def plays(video: Path) -> bool:
-    """Whether all browsers can play a file; raises `MediaError`."""
+    """Returns whether all browsers can play a file; raises `MediaError`."""
     with open_input(video) as container:
         pictures = container.streams.video
         if not pictures or is_photo(pictures[0]):
@@ -46,8 +46,8 @@ def plays(video: Path) -> bool:
 
 
 def keeps_time(video: Path, playback: Playback) -> bool:
-    """Whether players show the pictures of a file at the times that `playback` gives them; raises
-    `MediaError`.
+    """Returns whether players show the pictures of a file at the times that `playback` gives them;
+    raises `MediaError`.
     """
     info = probe(video)
     with open_input(video) as container:

@@ -212,9 +212,10 @@ def _first_picture_s(path: Path) -> Fraction | None:
     """Returns the first stamp of the pictures of a file, which need not be decoded; None without
     any.
     """
-    stamps_s = list[Fraction]()
     with open_input(path) as container:
-        for stream in picture_streams(container):
-            if stream.start_time is not None and stream.time_base is not None:
-                stamps_s.append(stream.start_time * stream.time_base)
+        stamps_s = [
+            stream.start_time * (stream.time_base or Fraction(0))
+            for stream in picture_streams(container)
+            if stream.start_time is not None
+        ]
     return min(stamps_s, default=None)

@@ -20,6 +20,9 @@ click, a longer ramp as two sounds at once. Ramps of adjacent pieces sum to 1, s
 one sound changes nothing.
 """
 _BLOCK_S = Fraction(1, 4)
+"""Length of the blocks in which tracks are summed: long enough that calls of numpy do not count,
+short enough that many tracks take little memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,12 @@ class SoundPiece:
         at_s = max(self.at_s, start_s)
         shift_s = self.from_s - self.at_s
         ends_s = [each for each in (self.end_s, end_s) if each is not None]
-        if not ends_s:
+        stop_s = min(ends_s, default=None)
+        if stop_s is None:
             return replace(self, at_s=at_s, from_s=at_s + shift_s)
-        if min(ends_s) <= at_s:
+        if stop_s <= at_s:
             return None
-        return replace(self, at_s=at_s, from_s=at_s + shift_s, to_s=min(ends_s) + shift_s)
+        return replace(self, at_s=at_s, from_s=at_s + shift_s, to_s=stop_s + shift_s)
 
 
 def splice(
@@ -69,8 +73,8 @@ def splice(
     pieces = list[SoundPiece | None]()
     if video_sound is not None:
         pieces.append(video_sound.within(Fraction(0), start_s))
-    if video_sound is not None and end_s is not None:
-        pieces.append(video_sound.within(end_s, None))
+        if end_s is not None:
+            pieces.append(video_sound.within(end_s, None))
     pieces += [piece.within(start_s, end_s) for piece in speech]
     return tuple(piece for piece in pieces if piece is not None)
 

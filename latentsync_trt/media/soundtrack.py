@@ -38,13 +38,11 @@ from latentsync_trt.types import Float32Array
 
 _EVERYWHERE = ("aac", "mp3", "ac3", "eac3", "alac")
 _PCM = ("pcm_s16le", "pcm_s24le", "pcm_f32le")
+_ONLY_IN_MKV = ("opus", "flac", "vorbis", "dts", "truehd", "pcm_s32le", "pcm_u8")
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
     ".mp4": _EVERYWHERE,
     ".mov": (*_EVERYWHERE, *_PCM, "pcm_s16be", "pcm_s24be"),
-    ".mkv": (
-        *(*_EVERYWHERE, "opus", "flac", "vorbis", "dts", "truehd"),
-        *(*_PCM, "pcm_s32le", "pcm_u8"),
-    ),
+    ".mkv": (*_EVERYWHERE, *_PCM, *_ONLY_IN_MKV),
 }
 """Codecs that common players support in each container. FFmpeg would write more, such as
 Opus and FLAC into .mp4, which QuickTime and many televisions play without sound."""
@@ -56,7 +54,7 @@ _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _AAC_BITS_PER_S = 192_000
-"""For each pair of channels."""
+"""The rate of encoded sound, for each pair of channels."""
 
 _PRE_ROLL_S = Fraction(1, 10)
 """What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC."""
@@ -88,9 +86,7 @@ class ChosenSound:
     """What is missing, why the sound is encoded, or softer."""
 
 
-def choose_sound(
-    pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool = False
-) -> ChosenSound:
+def choose_sound(pieces: tuple[SoundPiece, ...], suffix: str, *, lossless: bool) -> ChosenSound:
     """Returns how the sum of `pieces`, at least one, becomes the sound of an output with this
     suffix: copied where possible.
 
@@ -180,10 +176,9 @@ def _gain(sound: ChosenSound) -> float:
 
 def _overlap(pieces: Iterable[SoundPiece]) -> bool:
     ordered = sorted(pieces, key=lambda piece: piece.at_s)
-    for piece, later in pairwise(ordered):
-        if piece.end_s is None or piece.end_s > later.at_s:
-            return True
-    return False
+    return any(
+        piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(ordered)
+    )
 
 
 def _peak(sound: ChosenSound) -> float:
@@ -269,7 +264,7 @@ def copied_sound(
         # Before the first sample come an encoder's delay, and silence that is no recording.
         first_s = first_sample_s(path)
         origin_s = None if first_s is None else first_s - delay_s
-    clock = clock_of(path, stream, next_s=delay_s, origin_s=origin_s)
+    clock = replace(clock_of(path, stream), next_s=delay_s, origin_s=origin_s)
     rate_hz = stream.codec_context.sample_rate
     time_base = stream.time_base or Fraction(1, rate_hz)
     least_stamp: int | None = None

@@ -100,7 +100,7 @@ def file_tags(source: Path | None, suffix: str, *, mark: bool) -> dict[str, str]
 
 
 def has_keys(tags: Mapping[str, str]) -> bool:
-    """Whether an .mp4 or .mov with these tags needs keys instead of fields."""
+    """Returns whether an .mp4 or .mov with these tags needs keys instead of fields."""
     return any("." in name for name in tags)
 
 
@@ -127,7 +127,7 @@ def with_mark(tags: Mapping[str, str], suffix: str) -> dict[str, str]:
 
 
 def is_mark(name: str) -> bool:
-    """Whether a tag of this name belongs to the mark."""
+    """Returns whether a tag of this name belongs to the mark."""
     return name.lower() in _MARK_NAMES
 
 

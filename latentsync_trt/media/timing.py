@@ -49,9 +49,9 @@ LONGEST_PERIOD_S = Fraction(1, 10)
 _RATE_TOLERANCE = Fraction(1, 100_000)
 """Share by which a rate may differ from the usual one that is meant."""
 _PICTURES_MEASURED = 250
-"""As many pictures tell the rate that a file does not state."""
+"""From how many pictures the rate is measured that a file does not state."""
 _DEFAULT_PERIOD_S = Fraction(1, 25)
-"""Of a picture whose duration is not stated or not plausible."""
+"""How long a picture lasts whose duration is not stated or not plausible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,6 @@ class Timed(Generic[T]):
     @property
     def end_s(self) -> Fraction:
         return self.time_s + self.duration_s
-
-
-@dataclass(frozen=True, slots=True)
-class Stamped(Generic[T]):
-    """A picture as it lies in a file: its stamp and duration, where the file has them."""
-
-    stamp_s: Fraction | None
-    duration_s: Fraction | None
-    item: T
 
 
 def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
@@ -145,9 +136,7 @@ class Clock:
         if stamp_s is None or self.stated_end_s is None:
             return min(duration_s, LONGEST_S)
         left_s = max(self.stated_end_s - stamp_s, _DEFAULT_PERIOD_S)
-        if duration_s < left_s + FORWARD_S:
-            return duration_s
-        return left_s
+        return duration_s if duration_s < left_s + FORWARD_S else left_s
 
     def _time_of(self, stamp_s: Fraction) -> Fraction:
         if self.origin_s is None:
@@ -156,10 +145,10 @@ class Clock:
         if time_s == self.next_s:  # as nearly all do
             return time_s
         if self._latest_s is not None and self._jumps(time_s, stamp_s, self._latest_s):
-            jump = f"from {float(self._latest_s):.2f} s to {float(time_s):.2f} s"
-            cure = "write it anew: ffmpeg -i OLD -c copy NEW.mkv"
             raise MediaError(
-                f"{self.path}: its clock jumps {jump}, as where recordings were joined; {cure}"
+                f"{self.path}: its clock jumps from {float(self._latest_s):.2f} s to "
+                f"{float(time_s):.2f} s, as where recordings were joined; "
+                "write it anew: ffmpeg -i OLD -c copy NEW.mkv"
             )
         if abs(time_s - self.next_s) < self.jitter_s:
             return self.next_s
@@ -171,18 +160,11 @@ class Clock:
         return time_s <= latest_s - BACK_S or time_s - self.next_s >= limit_s
 
 
-def clock_of(
-    path: Path,
-    stream: Stream,
-    *,
-    next_s: Fraction = Fraction(0),
-    origin_s: Fraction | None = None,
-    jitter_s: Fraction = Fraction(0),
-) -> Clock:
-    """Returns the clock of a stream, see the fields of `Clock`."""
+def clock_of(path: Path, stream: Stream) -> Clock:
+    """Returns the clock of a stream whose first stamp is time 0."""
     container = cast(InputContainer, stream.container)
     may_reset = bool(container.format.flags & RESETS)
-    return Clock(path, next_s, origin_s, jitter_s, may_reset, stated_end_s(container))
+    return Clock(path, may_reset=may_reset, stated_end_s=stated_end_s(container))
 
 
 def stated_end_s(container: InputContainer) -> Fraction | None:
@@ -252,9 +234,7 @@ def _first_stamps_s(path: Path, index: int) -> list[Fraction]:
 
 def period_of(rate: Fraction | None) -> Fraction:
     """Returns the seconds between pictures whose durations are missing."""
-    if rate:
-        return 1 / rate
-    return _DEFAULT_PERIOD_S
+    return 1 / rate if rate else _DEFAULT_PERIOD_S
 
 
 def time_base_of(stream: VideoStream, rate: Fraction | None) -> Fraction | None:
@@ -264,12 +244,10 @@ def time_base_of(stream: VideoStream, rate: Fraction | None) -> Fraction | None:
     unit_s = stream.time_base
     if unit_s is None or rate is None or not stream.average_rate:
         return unit_s
-    if _is_exact(1 / rate, unit_s):
-        return unit_s
     common = lcm(unit_s.denominator, rate.numerator)
-    if common <= 1_000_000:
-        return Fraction(1, common)
-    return unit_s
+    if _is_exact(1 / rate, unit_s) or common > 1_000_000:
+        return unit_s
+    return Fraction(1, common)
 
 
 def _is_exact(time_s: Fraction, unit_s: Fraction) -> bool:
@@ -278,8 +256,8 @@ def _is_exact(time_s: Fraction, unit_s: Fraction) -> bool:
 
 
 def on_clock(
-    pictures: Iterable[Stamped[T]], clock: Clock, period_s: Fraction
-) -> Iterator[Timed[T]]:
+    pictures: Iterable[VideoFrame], clock: Clock, period_s: Fraction
+) -> Iterator[Timed[VideoFrame]]:
     """Assigns strictly increasing times to pictures; drops those not later than the one before.
 
     Args:
@@ -287,11 +265,13 @@ def on_clock(
     """
     last_s: Fraction | None = None
     for picture in pictures:
-        duration_s = clock.plausible(picture.stamp_s, picture.duration_s or period_s)
-        time_s = clock.advance(picture.stamp_s, duration_s)
+        stamp_s = stamp_of(picture)
+        stated_s = max(picture.duration, 0) * (picture.time_base or Fraction(0))
+        duration_s = clock.plausible(stamp_s, stated_s or period_s)
+        time_s = clock.advance(stamp_s, duration_s)
         if last_s is None or time_s > last_s:
             last_s = time_s
-            yield Timed(time_s, duration_s, picture.item)
+            yield Timed(time_s, duration_s, picture)
 
 
 def on_grid(

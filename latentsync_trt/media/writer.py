@@ -55,12 +55,6 @@ class VideoWriter:
     kept where the block ends with an error, or its process is killed, once a part is closed; the
     next run can go on there.
 
-    Attributes:
-        notices: what the output cannot preserve, and what is done with an interrupted run.
-        frames_done: frames that such a run has finished; `write` ignores those of a lower index.
-        paint_from: the index of the first frame to paint, see `FinishedParts`.
-        end_s: when the last frame ends.
-
     Args:
         output: .mp4, .mov or .mkv.
         info: the source, for which `encoder` is made. Stamps are written in its `time_base`, by
@@ -90,12 +84,16 @@ class VideoWriter:
             per_s = lcm(per_s, MODEL_FPS)
         self._finished = FinishedParts({}, per_s)
         self.notices = tuple(losses(self._contents))
+        """What the output cannot preserve, and what is done with an interrupted run."""
         if resume is not None:
             self._finished, notices = resume.begin(output, per_s)
             self.notices += notices
         self.frames_done = self._finished.frames
+        """Frames that an interrupted run has finished; `write` ignores those of a lower index."""
         self.end_s = self._finished.end_s
+        """When the last frame ends."""
         self.paint_from = self._finished.paint_from
+        """The index of the first frame to paint, see `FinishedParts`."""
         self._part: PartWriter | None = None
         self._part_number = -1
         self._last_stamp = -1
