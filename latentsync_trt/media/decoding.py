@@ -81,7 +81,7 @@ def decode_pictures(
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DecodingMark:
     """What is known of a picture only while it is decoded."""
 
     is_damaged: bool
@@ -106,14 +106,15 @@ def _decode_marked(container: InputContainer, stream: VideoStream) -> Iterator[V
             first_aspect = first_aspect or aspect
             new_aspect = None if aspect == first_aspect else aspect
             if frame.pts in damaged or new_aspect is not None:
-                frame.opaque = Mark(frame.pts in damaged or frame.is_corrupt, new_aspect)
+                frame.opaque = DecodingMark(frame.pts in damaged or frame.is_corrupt, new_aspect)
             yield frame
 
 
-def mark_of(frame: VideoFrame) -> Mark:
-    if isinstance(frame.opaque, Mark):
+def decoding_mark(frame: VideoFrame) -> DecodingMark:
+    """Returns what the decoder has said of a picture."""
+    if isinstance(frame.opaque, DecodingMark):
         return frame.opaque
-    return Mark(frame.is_corrupt)
+    return DecodingMark(frame.is_corrupt)
 
 
 def chroma_place_of(stream: VideoStream) -> tuple[int, int] | None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import av
-from av import CodecContext, FFmpegError
+from av import FFmpegError
 from av.container import InputContainer
 
-from latentsync_trt.media.files import is_mp4, open_input, picture_streams
+from latentsync_trt.media.files import codec_name, is_mp4, open_input, picture_streams
 from latentsync_trt.media.timing import NO_STAMPS, RESETS
 
 
@@ -191,11 +191,10 @@ def _later_end(path: Path, container: InputContainer) -> str:
 
 def _is_guess(stated_s: Fraction, container: InputContainer, end: FileEnd) -> bool:
     """Returns whether FFmpeg derived a duration from bit rates, as of files without a header."""
-    contexts: list[CodecContext | None] = [each.codec_context for each in container.streams]
-    bits_per_s = sum(each.bit_rate or 0 for each in contexts if each is not None)
-    guess_s = Fraction(0)
-    if bits_per_s:
-        guess_s = Fraction(8 * (container.size - end.from_bytes), bits_per_s)
+    decodable = filter(codec_name, container.streams)
+    bits_per_s = sum(stream.codec_context.bit_rate or 0 for stream in decodable)
+    bits = 8 * (container.size - end.from_bytes)
+    guess_s = Fraction(bits, bits_per_s) if bits_per_s else Fraction(0)
     return abs(guess_s - stated_s) < _UNNOTICED_S
 
 

@@ -24,8 +24,8 @@ from latentsync_trt.media.conversion import (
 from latentsync_trt.media.decoding import (
     chroma_place_of,
     decode_pictures,
+    decoding_mark,
     is_photo,
-    mark_of,
     top_field_first,
 )
 from latentsync_trt.media.ending import end_of, knows_end
@@ -122,7 +122,7 @@ def read_frames(
             if store is not None:
                 planes = store(planes)
             picture = LazyRgb(planes)
-            mark = mark_of(decoded)
+            mark = decoding_mark(decoded)
         yield Frame(
             index,
             played_picture.time_s,
