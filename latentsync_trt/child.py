@@ -43,7 +43,7 @@ ENDING_S = 10.0
 overloaded.
 """
 _ASKED_S = 0.5
-"""The same for a child that has exceeded a limit."""
+"""Time in which a child that has exceeded a limit removes its temporary folders."""
 _WAIT_S = 0.1
 """Length of each wait: Windows delivers Ctrl-C only between two."""
 
@@ -85,7 +85,7 @@ class Ended:
 
 
 class ChildLost(LatentSyncError):
-    """A child ended, or was ended, before it had answered. `ended` tells how, if by itself."""
+    """A child ended, or was ended, before it had answered. `ended` says how, if by itself."""
 
     def __init__(self, *args: Any, usage: bool | None = None, ended: Ended = Ended(0, "")) -> None:
         super().__init__(*args, usage=usage)
@@ -376,7 +376,7 @@ def run_child(
 
 
 def ask_all_to_end() -> None:
-    """As `ChildProcess.ask_to_end`, for every child of this process."""
+    """Calls `ChildProcess.ask_to_end` of every child of this process."""
     for process in list(_running):
         process.ask_to_end()
 
@@ -390,7 +390,7 @@ def kill_all() -> None:
 
 
 def _inheriting(handle: int) -> dict[str, Any]:
-    """Arguments of `Popen` that let the child have a connection."""
+    """Returns the arguments of `Popen` that let the child have a connection."""
     if sys.platform == "win32":
         os.set_handle_inheritable(handle, True)
         return {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})}

@@ -55,13 +55,12 @@ _time_option = partial(
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings of the sampler. `cache_interval`: every N-th step runs the whole network, or the
-    numbers of those.
-    """
+    """Settings of the sampler."""
 
     steps: int
     solver: Solver
     cache_interval: int | tuple[int, ...]
+    """Every N-th step runs the whole network; or the numbers of the steps that do."""
 
 
 PRESETS: dict[PresetName, Sampling] = {
@@ -334,7 +333,7 @@ class SyncOptions:
 
     @property
     def encoder_preset(self) -> str | None:
-        """The encoder's own preset; None if it is not given."""
+        """The encoder's own preset; None if `encoder` names none."""
         return (self.encoder or "").partition(":")[2] or None
 
     @property

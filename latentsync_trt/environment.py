@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Gives variables these values, None = not set, until the block ends. No other thread may need
+    """Gives variables these values until the block ends; None removes one. No other thread may need
     them meanwhile.
     """
     before = {name: os.environ.get(name) for name in variables}

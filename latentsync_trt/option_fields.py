@@ -44,9 +44,9 @@ RESOLUTION_STEP_PX = 64
 
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
 """A time as text: hours and minutes, if there are any, and seconds."""
+
 MAX_DEVICE = 63
 """Largest number of a GPU."""
-_DEVICES = set(range(MAX_DEVICE + 1))
 
 # Of msgspec's messages.
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -59,7 +59,7 @@ _one_thread = threading.RLock()  # again where a dataclass checks its own fields
 
 
 def option(default: Any, help_text: str, *, group: str | None = None, **how: Any) -> Any:
-    """A dataclass field that is also a command-line option.
+    """Returns a dataclass field that is also a command-line option.
 
     Args:
         group: heading in the help text.
@@ -76,8 +76,8 @@ def option(default: Any, help_text: str, *, group: str | None = None, **how: Any
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The words that a field with the type `hint` may have; empty unless that is a `Literal`, or
-    one or None.
+    """Returns the words that a field with the type `hint` may have; empty unless that is a
+    `Literal`, or one or None.
     """
     for kind in (hint, *get_args(hint)):
         if get_origin(kind) is Literal:
@@ -96,7 +96,9 @@ def check_limits(options: Any) -> None:
 
 
 def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> Any:
-    """`value` as the field takes it; numbers and booleans may be `text`."""
+    """Returns `value` as the field takes it; with `text`, numbers and booleans may be text. Raises
+    `InputError`.
+    """
     hint = _hints(cls)[spec.name]
     metadata = spec.metadata
     if isinstance(value, Real) and not isinstance(value, bool | Fraction):  # also NumPy's
@@ -105,10 +107,10 @@ def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> An
             value = str(value)
     elif Path in get_args(hint) and isinstance(value, os.PathLike):
         return value
-    if "parse" in metadata and value is None and spec.default is None:
-        return None
     try:
         if "parse" in metadata:
+            if value is None and spec.default is None:
+                return None
             return metadata["parse"](value)
         limits = (metadata.get("minimum"), metadata.get("maximum"), metadata.get("multiple"))
         return from_values(_limited(hint, *limits), value, spec.name, strict=not text)
@@ -127,7 +129,7 @@ _KINDS_IN_WORDS = {
 
 
 def _expected(hint: Any, metadata: Mapping[str, Any]) -> str:
-    """What a field takes, in words, such as "a whole number from 1 to 999"."""
+    """Returns in words what a field takes, such as "a whole number from 1 to 999"."""
     choices = choices_of(hint)
     if choices:
         return f"one of {', '.join(choices)}"
@@ -144,7 +146,7 @@ def _expected(hint: Any, metadata: Mapping[str, Any]) -> str:
 
 @cache
 def _limited(hint: Any, minimum: float | None, maximum: float | None, multiple: int | None) -> Any:
-    """The type `hint` with limits, for msgspec; paths are text to it."""
+    """Returns the type `hint` with limits, for msgspec; paths are text to it."""
     from msgspec import Meta
 
     if get_origin(hint) is Literal:
@@ -157,18 +159,20 @@ def _limited(hint: Any, minimum: float | None, maximum: float | None, multiple: 
 
 
 def flag_name(field_name: str) -> str:
-    """The command-line name of an option: "low_memory" → "--low-memory"."""
+    """Returns the command-line name of an option: "low_memory" → "--low-memory"."""
     return "--" + _FLAGS.get(field_name, field_name).replace("_", "-")
 
 
 def field_name(name: str) -> str:
-    """The field of an option, which may be written as its flag: "--low-memory" → "low_memory"."""
+    """Returns the field of an option, which may be written as its flag: "--low-memory" →
+    "low_memory".
+    """
     field = name.strip().lstrip("-").replace("-", "_").casefold()
     return SHORTER.get(field, field)
 
 
 def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
-    """The flags that reproduce the dataclass instance `options`, without those at their
+    """Returns the flags that reproduce the dataclass instance `options`, without those at their
     defaults.
     """
     words: list[str] = []
@@ -188,7 +192,9 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
 
 
 def file_fields(cls: type[Any]) -> dict[str, bool]:
-    """Names of the fields that hold the path of a file, each with whether it is written."""
+    """Returns the names of the fields that hold the path of a file, each with whether it is
+    written.
+    """
     return {
         spec.name: spec.metadata.get("written", False)
         for spec in fields(cls)
@@ -197,8 +203,8 @@ def file_fields(cls: type[Any]) -> dict[str, bool]:
 
 
 def to_texts(options: Any) -> dict[str, Any]:
-    """The fields of the dataclass instance `options` that are not at their defaults, as JSON
-    values.
+    """Returns the fields of the dataclass instance `options` that are not at their defaults, as
+    JSON values.
     """
     values = {}
     for spec in fields(options):
@@ -218,8 +224,8 @@ def _plain(value: Any) -> Any:
 
 
 def from_texts(cls: type[T], values: Mapping[str, Any], others: Iterable[str] = ()) -> T:
-    """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON
-    values.
+    """Returns an instance of the options dataclass `cls` from texts, as in a table or form, or from
+    JSON values.
 
     Names may be written as flags; None and empty texts mean the default. An option that may be
     given several times takes a list, or one text with ";" between its values. `others`: names that
@@ -261,9 +267,9 @@ def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
 def from_json(
     cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError
 ) -> T:
-    """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not
-    have are ignored. Raises `error` for other text: its message begins with `source`, and says
-    where, as in "(line 3, column 7)" or "- at `$.graphs[0].file`".
+    """Returns an instance of the dataclass (or other type) `cls` from JSON text; fields that it
+    does not have are ignored. Raises `error` for other text: its message begins with `source`, and
+    says where, as in "(line 3, column 7)" or "- at `$.graphs[0].file`".
     """
     import msgspec
 
@@ -275,8 +281,8 @@ def from_json(
 
 
 def _with_line(problem: str, data: bytes | str) -> str:
-    """A message of msgspec about JSON text with a line and a column in place of the number of a
-    byte.
+    """Returns a message of msgspec about JSON text with a line and a column in place of the number
+    of a byte.
     """
     content = data.encode(errors="replace") if isinstance(data, str) else data
     number = _BYTE.search(problem)
@@ -284,9 +290,9 @@ def _with_line(problem: str, data: bytes | str) -> str:
         if problem == _TRUNCATED:
             return f"{problem}, at line {content.count(_LINE_END) + 1}"
         return problem
-    before = content[: int(number[1])]
-    column = len(before.rpartition(_LINE_END)[2].decode(errors="replace")) + 1
-    return problem.replace(number[0], f"(line {before.count(_LINE_END) + 1}, column {column})")
+    lines = content[: int(number[1])].split(_LINE_END)
+    column = len(lines[-1].decode(errors="replace")) + 1
+    return problem.replace(number[0], f"(line {len(lines)}, column {column})")
 
 
 def from_values(
@@ -297,8 +303,8 @@ def from_values(
     *,
     strict: bool = True,
 ) -> T:
-    """As `from_json`, from parsed JSON, or other dicts, lists and plain values; unless `strict`,
-    also "1" as 1.
+    """Returns what `from_json` does, from parsed JSON, or other dicts, lists and plain values;
+    unless `strict`, also "1" as 1.
     """
     import msgspec
 
@@ -336,7 +342,7 @@ class FaceChoice:
 
 
 def parse_face(text: str) -> FaceChoice:
-    """ "left" or "index:2" or "at:640,360" as a choice."""
+    """Returns the choice that "left" or "index:2" or "at:640,360" names."""
     kind, _, rest = str(text).partition(":")
     if kind in ("largest", "left", "right", "speaking") and not rest:
         return FaceChoice(kind)
@@ -354,7 +360,7 @@ def checked_face(text: str) -> str:
 
 
 def parse_speakers(value: Any) -> tuple[Speaker, ...]:
-    """One or several of `Speaker`, or "0=a.wav" as face 0 and "a.wav"."""
+    """Returns speakers from one or several of `Speaker`, or from texts as "0=a.wav"."""
     if isinstance(value, list | tuple):
         return tuple(speaker for each in value for speaker in parse_speakers(each))
     face, _, voice = str(value).partition("=")
@@ -364,7 +370,7 @@ def parse_speakers(value: Any) -> tuple[Speaker, ...]:
 
 
 def parse_time(value: Any) -> Fraction:
-    """ "62.5", "1:02.5" or "0:01:02.5", or any number of seconds from 0 on."""
+    """Returns the seconds that "62.5", "1:02.5" or "0:01:02.5" names, or any number from 0 on."""
     if isinstance(value, bool):
         raise TypeError(value)
     if isinstance(value, str):
@@ -391,13 +397,15 @@ def _parse_time_text(text: str) -> Fraction:
 
 
 def parse_device(value: Any) -> int | str | tuple[int, ...]:
-    """1 or "1" → 1, "0,1" → (0, 1), "all" → "all"."""
+    """Returns one or several numbers of GPUs, or "all": 1 or "1" → 1, "0,1" → (0, 1)."""
     text = show_numbers(value)
     if text.strip() == ALL_DEVICES:
         return ALL_DEVICES
     numbers = tuple(int(part) for part in text.split(","))
     is_distinct = len(set(numbers)) == len(numbers)
-    if isinstance(value, bool) or not is_distinct or not set(numbers) <= _DEVICES:
+    if isinstance(value, bool) or not is_distinct:
+        raise ValueError(value)
+    if min(numbers) < 0 or max(numbers) > MAX_DEVICE:
         raise ValueError(value)
     if len(numbers) == 1:
         return numbers[0]
@@ -405,8 +413,8 @@ def parse_device(value: Any) -> int | str | tuple[int, ...]:
 
 
 def show_numbers(value: Any) -> str:
-    """The text that `parse_device` and `parse_cache_interval` read: one value, or several with
-    commas.
+    """Returns the text that `parse_device` and `parse_cache_interval` read: one value, or several
+    with commas.
     """
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
@@ -414,7 +422,7 @@ def show_numbers(value: Any) -> str:
 
 
 def parse_cache_interval(value: Any) -> int | tuple[int, ...]:
-    """ "3" or 3 → 3, "0,1,5" → (0, 1, 5)."""
+    """Returns an interval or numbers of steps: "3" or 3 → 3, "0,1,5" → (0, 1, 5)."""
     numbers = tuple(int(part) for part in show_numbers(value).split(","))
     if isinstance(value, list | tuple) or len(numbers) > 1:
         if numbers != tuple(sorted(set(numbers))) or numbers[0] < 0:

@@ -21,6 +21,7 @@ from latentsync_trt.paths import printable, user_folder
 from latentsync_trt.version import __version__
 
 _LONGEST_REASON = 200
+"""Characters of an unexpected error's message that the line keeps."""
 
 _PATH = re.compile(
     r"(?:[A-Za-z]:)?[^\s\\/'\",;:]*(?:[\\/][^\s\\/'\",;:]+)+[\\/]([^\s\\/'\",;:]+)[\\/]?"
@@ -33,7 +34,10 @@ _SHORTEST_NAME = 3
 
 def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
     """Returns the line to print about `error`, and whether the call was wrong; writes a log file if
-    the error was not foreseen. `arguments`: the command line, without the program's name.
+    the error was not foreseen.
+
+    Args:
+        arguments: the command line, without the program's name.
     """
     if isinstance(error, LatentSyncError):
         return " ".join(" ".join(map(str, error.args)).split()), error.usage
