@@ -46,8 +46,7 @@ def exported_bundles() -> list[Path]:
     root = checkpoints_folder()
     if not path_exists(root):
         return []
-    manifests = root.glob(f"*/{MANIFEST_NAME}")
-    return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
+    return sorted(path.parent for path in root.glob(f"[!.]*/{MANIFEST_NAME}"))
 
 
 def name_of(folder: Path) -> str:

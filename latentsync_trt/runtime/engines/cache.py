@@ -113,14 +113,15 @@ def _log_once(text: str) -> None:
 
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and
-    thread-safe. `on_notice` is called about builds, damaged engines and the like. `built` has the
-    digests of engines that this object has built.
+    thread-safe.
     """
 
     def __init__(self, folder: Path, on_notice: NoticeCallback = _log.warning) -> None:
         self.folder = folder.absolute()
         self.on_notice = on_notice
+        """Called about builds, damaged engines and the like."""
         self.built: set[str] = set()
+        """Digests of the engines that this object has built."""
         self._verified: dict[str, datetime | None] = {}
 
     def has(self, key: EngineKey) -> bool:

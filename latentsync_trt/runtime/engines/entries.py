@@ -87,13 +87,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An engine in the cache. Its folder must not be changed.
-
-    The fields of its `Record` are None if `engine.json` cannot be read.
-    """
+    """An engine in the cache."""
 
     folder: Path
+    """Must not be changed."""
     key: EngineKey | None
+    """From its `Record`, as are `build_s`, `built_at` and `device_memory_bytes`: None if
+    `engine.json` cannot be read.
+    """
     build_s: float | None
     built_at: datetime | None
     size_bytes: int
@@ -215,12 +216,8 @@ def entries_to_remove(entries: Sequence[Entry], max_bytes: int) -> list[Entry]:
     """
     chosen: list[Entry] = []
     excess_bytes = sum(entry.size_bytes for entry in entries) - max_bytes
-    for entry in sorted(entries, key=_usefulness):
+    for entry in sorted(entries, key=lambda entry: (not entry.problem, entry.last_used_at)):
         if excess_bytes > 0:
             chosen.append(entry)
             excess_bytes -= entry.size_bytes
     return chosen
-
-
-def _usefulness(entry: Entry) -> tuple[bool, datetime]:
-    return not entry.problem, entry.last_used_at
