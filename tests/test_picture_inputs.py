@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageCms, ImageOps
 
 from latentsync_trt.config import Extend
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import Frame, UInt8Array
@@ -150,6 +151,16 @@ def test_a_photo_in_tiles_is_put_together(
     assert (info.height_px, info.width_px, 3) == upright.shape == frame.rgb.shape
     assert np.abs(frame.rgb.astype(int) - upright).mean() < 3
     assert info.duration_s == Fraction(1, 25)
+
+
+def test_a_photo_that_is_too_large_is_refused_for_its_size(tmp_path: Path) -> None:
+    photo = write_heif(tmp_path / "photo.heic", np.zeros((128, 128, 3), np.uint8), 64)
+    size = struct.pack(">II", 128, 128)
+    content = photo.read_bytes()
+    assert content.count(size) == 1
+    photo.write_bytes(content.replace(size, struct.pack(">II", 20_000, 20_000)))
+    with pytest.raises(MediaError, match="36 million"):
+        probe(photo)
 
 
 def test_a_large_photo_without_color_tags_has_heifs_matrix(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def compose_photo(path: Path, container: InputContainer) -> VideoFrame:
         for kind, value in properties:
             filters += _filters_of(kind, value)
         photo = apply_filters(tiles, *filters)
+    except MediaError:  # a `ValueError`, too
+        raise
     except (struct.error, LookupError, ValueError) as error:
         raise MediaError(
             f"{path}: consists of parts that cannot be put together; "
