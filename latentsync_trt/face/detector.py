@@ -1,8 +1,7 @@
 """Face detection with MediaPipe's BlazeFace and FaceMesh networks; see Bazarevsky et al. 2019."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from itertools import product
 from math import ceil, inf, pi
 from pathlib import Path
@@ -10,19 +9,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.face.geometry import SAME_FACE_IOU, Region, face_of, iou, overlap
+from latentsync_trt.face.blaze import BlazeModel, decoded
+from latentsync_trt.face.geometry import SAME_FACE_IOU, Region, face_of, overlap
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 _MESH = "face_mesh"
-_SAME_BOX_IOU = 0.3
-"""Candidates that overlap more are merged."""
-_KEYPOINTS = 6
-"""Points of a face that BlazeFace returns."""
-_LOGIT_LIMIT = 80.0
-"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
 _LEAST_MESH_LOGIT = 0.0
 """The least score of a mesh: a probability of one half."""
 _MAX_CANDIDATES = 8
@@ -47,21 +41,11 @@ _TILE_OVERLAP = 0.25
 search is whole in one tile, or nearly so.
 """
 
-
-@dataclass(frozen=True, slots=True)
-class BlazeModel:
-    """A detector network."""
-
-    name: str
-    side_px: int
-    grids: tuple[tuple[int, int], ...]
-    """Stride and anchors per cell of each grid."""
-    least_score: float
-
-
-SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
+_KEYPOINTS = 6
+"""Points of a face that BlazeFace returns: the eyes, then those that are not used."""
+SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), _KEYPOINTS, 0.5)
 """Three of its four levels share stride 16, so its cells there have 3 × 2 anchors."""
-FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
+FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), _KEYPOINTS, 0.6)
 
 
 class MediaPipeDetector:
@@ -113,7 +97,7 @@ class MediaPipeDetector:
         return faces[len(followed) :]
 
     def _confirm(self, picture: Picture, candidates: Float32Array, faces: list[Face]) -> None:
-        """Adds those of `candidates (n, 4, 2)` to `faces` that have a mesh and are not in it
+        """Adds those of `candidates (n, 8, 2)` to `faces` that have a mesh and are not in it
         yet.
         """
         for points in candidates[:_MAX_CANDIDATES]:
@@ -171,12 +155,12 @@ class MediaPipeDetector:
         return None, -inf
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
-        """Returns faces as `_decoded`, in pixels of the frame."""
+        """Returns faces as `decoded` does, in pixels of the frame."""
         square, corner = _letterboxed(frame, model.side_px)
         channels_first = np.ascontiguousarray(square.transpose(2, 0, 1)[None])
         image = channels_first / np.float32(127.5) - np.float32(1)
         boxes, scores = self._graphs[model.name].run({"image": image})
-        faces = _decoded(model, boxes[0], scores[0, :, 0])
+        faces = decoded(model, boxes[0], scores[0, :, 0])
         return (faces - corner / model.side_px) * max(frame.shape[:2])
 
 
@@ -195,58 +179,6 @@ def _letterboxed(frame: UInt8Array, side_px: int) -> tuple[Float32Array, Float32
         frame, (width, height), interpolation=cv2.INTER_AREA
     )
     return square, np.array([left, top], np.float32)
-
-
-@lru_cache(maxsize=2)
-def _anchors(model: BlazeModel) -> Float32Array:
-    """Returns the centers of the anchors, as fractions of the square input: float32 `(n, 2)`, row
-    by row.
-    """
-    grids = []
-    for stride, count in model.grids:
-        side = model.side_px // stride
-        y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
-        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
-    return np.concatenate(grids).astype(np.float32)
-
-
-def _decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
-    """Returns faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box,
-    left and right eye, as fractions of the square input.
-
-    Args:
-        boxes: `(anchors, 16)`: center, size, then six key points, in input pixels relative to the
-            anchor's center.
-        scores: `(anchors,)` logits.
-    """
-    logits = np.clip(scores.astype(np.float64), -_LOGIT_LIMIT, _LOGIT_LIMIT)
-    probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
-    best_first = np.argsort(-probabilities, kind="stable")
-    likely = best_first[probabilities[best_first] >= model.least_score]
-    points = boxes[likely].reshape(-1, 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
-    anchors = _anchors(model)[likely]
-    center = points[:, 0] + anchors
-    half = points[:, 1] / 2
-    left_eye = points[:, 2] + anchors
-    right_eye = points[:, 3] + anchors
-    faces = np.stack([center - half, center + half, left_eye, right_eye], axis=1)
-    return _merged_candidates(probabilities[likely], faces)
-
-
-def _merged_candidates(scores: Float32Array, faces: Float32Array) -> Float32Array:
-    """Returns `faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score;
-    `scores` descend.
-    """
-    boxes = faces[:, :2].reshape(-1, 4)
-    means = []
-    left = np.arange(len(scores))
-    while left.size:
-        same = np.array([iou(boxes[left[0]], box) > _SAME_BOX_IOU for box in boxes[left]])
-        same[0] = True
-        group = left[same]
-        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
-        left = left[~same]
-    return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
 def _is_middle_in(points: Float32Array, face: Face) -> bool:

@@ -100,12 +100,12 @@ class Region:
         """Returns where to look for `face` in the next frame."""
         return cls.of(face.box, face.points[0], face.points[1])
 
-    def to_frame(self) -> Float64Array:
-        """Returns `(2, 3)`: network input pixels → frame pixels."""
-        scale = self.side_px / MESH_SIDE_PX
+    def to_frame(self, input_px: int = MESH_SIDE_PX) -> Float64Array:
+        """Returns `(2, 3)`: pixels of a network's input, `input_px` square → frame pixels."""
+        scale = self.side_px / input_px
         along = cos(self.angle) * scale
         across = sin(self.angle) * scale
-        middle = (MESH_SIDE_PX - 1) / 2
+        middle = (input_px - 1) / 2
         x = self.x_px - along * middle + across * middle
         y = self.y_px - across * middle - along * middle
         return np.array([[along, -across, x], [across, along, y]])
@@ -131,20 +131,20 @@ class Region:
         right = max(self.x_px + reach, 0)
         return slice(int(top), int(bottom)), slice(int(left), int(right))
 
-    def cut(self, frame: Picture) -> Float32Array:
-        """Returns what is there as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black
-        outside the frame.
+    def cut(self, frame: Picture, input_px: int = MESH_SIDE_PX) -> Float32Array:
+        """Returns what is there as a network's input: float32 `(1, 3, input_px, input_px)` in
+        [0, 1], black outside the frame.
         """
         rows, columns = self.place()
         part = frame[rows, columns]
-        matrix = self.to_frame()
+        matrix = self.to_frame(input_px)
         matrix[:, 2] -= columns.start, rows.start
-        shrink = int(self.side_px // MESH_SIDE_PX)
+        shrink = int(self.side_px // input_px)
         if 2 <= shrink <= min(part.shape[:2]):
             part = _block_means(part, shrink)
             matrix[:, :2] /= shrink
             matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
-        side_px = (MESH_SIDE_PX, MESH_SIDE_PX)
+        side_px = (input_px, input_px)
         image = np.zeros((*side_px, 3), np.uint8)
         if 0 not in part.shape:
             flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP

@@ -1,0 +1,295 @@
+"""Hands in front of a face, by MediaPipe's palm and hand networks (Zhang et al. 2020), and a coarse
+mask of them.
+
+`HandFinder` holds the networks and serves all faces. What was seen of the hands around one face is
+a `HandsSeen`, which is passed to it and returned for each frame. `hand_mask` draws hands.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import atan2, cos, hypot, pi, sin
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.compositing.outline import OVAL, drawn
+from latentsync_trt.face.align import transformed
+from latentsync_trt.face.blaze import BlazeModel, decoded
+from latentsync_trt.face.geometry import Region
+from latentsync_trt.runtime.engines.session import Session, SessionSettings
+from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+
+_NETWORKS = Path(__file__).resolve().parents[1] / "assets" / "face"
+
+_PALM = BlazeModel("palm", 192, ((8, 2), (16, 6)), 7, 0.5)
+_HAND = "hand"
+_HAND_PX = 224
+"""Side of the hand network's input."""
+_LEAST_HAND_SCORE = 0.5
+"""The least probability that there is a hand."""
+_LEAST_PALM = 0.2
+"""Width of the smallest palm in front of a face, in lengths of the face's longer side: it is 0.3 to
+0.5 where hand and face are equally far away, and smaller for a hand behind the face.
+"""
+_MOST_HANDS = 2
+"""Hands that are followed at once."""
+
+_SEARCHED = 2.4
+"""Side of the square in which palms are searched for, in lengths of the face's longer side: a hand
+whose fingers touch the mouth is whole in it.
+"""
+_SEARCHED_DOWN = 0.15
+"""How far its center lies below the face's, in its own lengths: most hands come from below."""
+_NEAR = 0.5
+"""Hands are examined whose region is closer to the face's box than this, in lengths of its longer
+side.
+"""
+_FRAMES_BETWEEN_LOOKS = 6
+"""A palm is searched for in every sixth frame, and where the view changes at once."""
+_SMALL_PX = 32
+"""Side of the small views by which a sudden change is seen."""
+_CHANGED_CELLS = 100
+_CHANGED_LEVELS = 30
+"""A view changes at once where so many of its 1024 cells change by more than so many levels. When a
+hand comes before a face within a few frames, the hundredth cell changes by 41 to 82; while people
+talk, by less than 25 in 99 of 100 frames of calm clips and by less than 37 in 95 of 100 of a lively
+one.
+"""
+
+_PALM_SCALE = 2.6
+_PALM_SHIFT = 0.5
+"""The region of a whole hand, from the box of its palm: its size, and how far it is moved towards
+the fingers, in sides of the box. From MediaPipe's graph, as the next two.
+"""
+_HAND_SCALE = 2.0
+_HAND_SHIFT = 0.1
+"""The region in which a hand is followed, from the box of its points without the ends of
+fingers.
+"""
+_SAME_HAND = 0.2
+"""Regions whose centers are closer, in sides of the larger one, are of the same hand."""
+_LEAST_DEPTH = 0.06
+"""How far inside the face's outline a point of a hand must be for the hand to be in front of the
+face, in lengths of the face's longer side. Necks that are taken for hands end at the chin.
+"""
+
+_WRIST = 0
+_ACROSS = np.array([0.25, 0.5, 0.25])
+"""Weights of the knuckles of three fingers, the mean of which is where a hand points to."""
+_WITHOUT_ENDS = np.array([0, 1, 2, 3, 5, 6, 9, 10, 13, 14, 17, 18])
+_FINGERS = (5, 9, 13, 17)
+"""Knuckles of the four fingers; the thumb begins at 1."""
+
+_RADII = np.array(
+    [
+        *(0.3, 0.2, 0.17, 0.14, 0.1),
+        *(0.18, 0.16, 0.13, 0.1) * 4,
+        0.45,
+    ],
+    np.float32,
+)
+"""Half the thickness of a hand at each of its points and at the end of the forearm, in widths of
+the palm. Chosen on composed scenes.
+"""
+_PARTS = [[21, 0], [0, 1, 5, 9, 13, 17], [1, 2, 5], [2, 3], [3, 4]]
+_PARTS += [[joint, joint + 1] for knuckle in _FINGERS for joint in range(knuckle, knuckle + 3)]
+"""Points of the parts of a hand: each part is the hull of circles around its points."""
+_FOREARM = 1.5
+"""Length of the forearm that is drawn, in widths of the palm."""
+_CORNERS = np.arange(12) * (2 * pi / 12)
+_CIRCLE = np.column_stack([np.cos(_CORNERS), np.sin(_CORNERS)]).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hand:
+    """A hand in a frame."""
+
+    points: Float32Array
+    """`(21, 2)` in frame pixels: the wrist, then four points of each finger from palm to tip, first
+    of the thumb's.
+    """
+    palm_px: float
+    """Width of the palm, between the outer knuckles, also where it is seen from the side."""
+    in_front: bool
+    """Whether it reaches inside the face's outline; else it is near the face."""
+
+    def region(self) -> Region:
+        """Returns where to look for the hand in the next frame."""
+        angle = _angle(self.points[_WRIST], _ACROSS @ self.points[[5, 9, 13]])
+        axes = np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
+        upright = self.points[_WITHOUT_ENDS] @ axes
+        low = upright.min(axis=0)
+        high = upright.max(axis=0)
+        middle = (low + high) / 2
+        middle[1] -= _HAND_SHIFT * (high[1] - low[1])
+        x, y = (axes @ middle).tolist()
+        return Region(x, y, _HAND_SCALE * float((high - low).max()), angle)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandsSeen:
+    """What is known of the hands around a face after a frame; without values, before the first."""
+
+    hands: tuple[Hand, ...] = ()
+    small_view: Float32Array | None = None
+    """The face's view, gray, `(32, 32)`."""
+    frames_since_look: int = _FRAMES_BETWEEN_LOOKS
+    """Frames since palms were searched for."""
+
+
+class HandFinder:
+    """Finds hands around faces; on the CPU; thread-safe."""
+
+    def __init__(self) -> None:
+        settings = SessionSettings(intra_op_threads=1)
+        self._palm_graph = Session(_NETWORKS / f"{_PALM.name}.onnx", settings)
+        self._hand_graph = Session(_NETWORKS / f"{_HAND}.onnx", settings)
+
+    def find(self, picture: Picture, face: Face, view: UInt8Array, before: HandsSeen) -> HandsSeen:
+        """Returns the hands around `face`.
+
+        Args:
+            view: the aligned face, uint8 `(h, w, 3)` RGB.
+            before: what this returned for the frame before.
+        """
+        small_view = _small(view)
+        hands = list[Hand]()
+        for hand in before.hands:
+            _add(self._hand_in(picture, face, hand.region()), hands)
+        looks = (
+            before.frames_since_look + 1 >= _FRAMES_BETWEEN_LOOKS
+            or len(hands) < len(before.hands)
+            or _changes_at_once(small_view, before.small_view)
+        )
+        if not looks or len(hands) == _MOST_HANDS:
+            return HandsSeen(tuple(hands), small_view, before.frames_since_look + 1)
+        for region in self._palms(picture, face):
+            _add(self._new_hand_in(picture, face, region, hands), hands)
+        return HandsSeen(tuple(hands[:_MOST_HANDS]), small_view, 0)
+
+    def _new_hand_in(
+        self, picture: Picture, face: Face, region: Region, hands: Sequence[Hand]
+    ) -> Hand | None:
+        """Returns the hand in the `region` of a palm that is none of `hands`."""
+        if any(_is_same(region, hand.region()) for hand in hands):
+            return None
+        hand = self._hand_in(picture, face, region)
+        # In its own region, its points are more exact; most things that are no hands disappear.
+        return None if hand is None else self._hand_in(picture, face, hand.region())
+
+    def _hand_in(self, picture: Picture, face: Face, region: Region) -> Hand | None:
+        """Returns the hand in `region`, if there is one that may be or come in front of `face`."""
+        if not _is_near(region, face):
+            return None
+        image = region.cut(picture, _HAND_PX)
+        landmarks, score, *_ = self._hand_graph.run({"image": image})
+        spatial = landmarks.reshape(21, 3)
+        palm_px = float(np.linalg.norm(spatial[5] - spatial[17])) * region.side_px / _HAND_PX
+        side_px = float((face.box[2:] - face.box[:2]).max())
+        if score.item() < _LEAST_HAND_SCORE or palm_px < _LEAST_PALM * side_px:
+            return None
+        points = transformed(spatial[:, :2] - np.float32(0.5), region.to_frame(_HAND_PX))
+        return Hand(points, palm_px, _is_in_front(points, face))
+
+    def _palms(self, picture: Picture, face: Face) -> list[Region]:
+        """Returns the regions of hands whose palms are seen near `face`, best first."""
+        x, y = ((face.box[:2] + face.box[2:]) / 2).tolist()
+        side = _SEARCHED * float((face.box[2:] - face.box[:2]).max())
+        searched = Region(x, y + _SEARCHED_DOWN * side, side, 0.0)
+        boxes, scores = self._palm_graph.run({"image": searched.cut(picture)})
+        corner = np.array([searched.x_px - side / 2, searched.y_px - side / 2], np.float32)
+        palms = decoded(_PALM, boxes[0], scores[0, :, 0]) * np.float32(side) + corner
+        return [_region_of_palm(palm) for palm in palms]
+
+
+def hand_mask(
+    hands: Sequence[Hand], from_frame: Float64Array, size_px: tuple[int, int]
+) -> UInt8Array:
+    """Returns a coarse mask of those `hands` that are in front of the face: 255 where they are,
+    with soft edges.
+
+    Args:
+        from_frame: `(2, 3)`, frame pixels → pixels of the mask.
+        size_px: width and height of the mask.
+    """
+    parts = [part for hand in hands if hand.in_front for part in _outlines(hand)]
+    return drawn([transformed(part, from_frame) for part in parts], size_px)
+
+
+def _outlines(hand: Hand) -> list[Float32Array]:
+    """Returns the outlines of the parts of a hand and of its forearm, `(n, 2)` in frame pixels."""
+    wrist = hand.points[_WRIST]
+    arm = wrist - _ACROSS @ hand.points[[5, 9, 13]]
+    arm /= max(float(np.linalg.norm(arm)), 1e-6)
+    centers = np.vstack([hand.points, wrist + arm * (_FOREARM * hand.palm_px)])
+    radii = hand.palm_px * _RADII
+    circles = centers[:, None] + radii[:, None, None] * _CIRCLE
+    hulls = [cv2.convexHull(circles[part].reshape(-1, 2).astype(np.float32)) for part in _PARTS]
+    return [np.asarray(hull[:, 0], np.float32) for hull in hulls]
+
+
+def _region_of_palm(palm: Float32Array) -> Region:
+    """Returns the region of the hand of a palm, `(9, 2)` in frame pixels: two corners of its box,
+    the wrist, two knuckles, and others.
+    """
+    angle = _angle(palm[2], palm[4])
+    side_px = float((palm[1] - palm[0]).max())
+    x, y = ((palm[0] + palm[1]) / 2).tolist()
+    shift_px = _PALM_SHIFT * side_px
+    x += shift_px * sin(angle)
+    y -= shift_px * cos(angle)
+    return Region(x, y, _PALM_SCALE * side_px, angle)
+
+
+def _angle(wrist: Float32Array, knuckles: Float32Array) -> float:
+    """Returns the clockwise rotation of a hand, 0 where it points up."""
+    x, y = (knuckles - wrist).tolist()
+    return atan2(y, x) + pi / 2
+
+
+def _small(view: UInt8Array) -> Float32Array:
+    cells = cv2.resize(view, (_SMALL_PX, _SMALL_PX), interpolation=cv2.INTER_AREA)
+    return np.asarray(cells.mean(axis=2), np.float32)
+
+
+def _changes_at_once(small_view: Float32Array, before: Float32Array | None) -> bool:
+    if before is None:
+        return False
+    changed = np.abs(small_view - before) > _CHANGED_LEVELS
+    return int(changed.sum()) >= _CHANGED_CELLS
+
+
+def _is_near(region: Region, face: Face) -> bool:
+    """Whether a hand in `region` may be in front of the face within a few frames."""
+    reach_px = region.side_px / 2 + _NEAR * float((face.box[2:] - face.box[:2]).max())
+    left, top, right, bottom = face.box.tolist()
+    x_px = max(left - region.x_px, region.x_px - right, 0.0)
+    y_px = max(top - region.y_px, region.y_px - bottom, 0.0)
+    return hypot(x_px, y_px) < reach_px
+
+
+def _is_same(one: Region, other: Region) -> bool:
+    """Whether two regions are of the same hand."""
+    distance_px = hypot(one.x_px - other.x_px, one.y_px - other.y_px)
+    return distance_px < _SAME_HAND * max(one.side_px, other.side_px)
+
+
+def _is_in_front(points: Float32Array, face: Face) -> bool:
+    """Whether some of a hand's `points` are well inside the face's outline."""
+    outline = face.box[[0, 1, 2, 1, 2, 3, 0, 3]].reshape(4, 2)
+    if face.landmarks is not None:
+        outline = face.landmarks[OVAL]
+    least_px = _LEAST_DEPTH * float((face.box[2:] - face.box[:2]).max())
+    corners = np.ascontiguousarray(outline, np.float32)
+    depths_px = [cv2.pointPolygonTest(corners, point, True) for point in points.tolist()]
+    return max(depths_px) > least_px
+
+
+def _add(hand: Hand | None, hands: list[Hand]) -> None:
+    """Adds a hand to `hands` unless it is one of them."""
+    if hand is None:
+        return
+    region = hand.region()
+    if not any(_is_same(region, other.region()) for other in hands):
+        hands.append(hand)
