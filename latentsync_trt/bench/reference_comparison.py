@@ -61,9 +61,12 @@ def compare_with_reference(
         row = replace(rows[graph], reference_ms=reference_row.mean_ms)
         file = f"{graph}.npz"
         if not row.error and trial.has(file) and reference.has(file):
-            outputs = _arrays(trial.spec.folder / file)
-            expected = _arrays(reference.spec.folder / file)
-            row = replace(row, difference=difference(outputs, expected))
+            row = replace(
+                row,
+                difference=difference(
+                    _arrays(trial.spec.folder / file), _arrays(reference.spec.folder / file)
+                ),
+            )
         limit = provider_limit(manifest, graph)
         if row.difference is not None and row.difference > limit:
             failures.append(

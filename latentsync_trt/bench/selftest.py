@@ -140,14 +140,14 @@ def _report_of(
         rows = {graph: GraphRow(graph, error="not reached") for graph in spec.graphs}
     for trial in trials[:2]:
         rows = {**rows, **trial.result.graphs}
-    failures = {trial.spec.name: [*_failures_of(trial)] for trial in trials}
+    hide = partial(redacted, folders=[spec.bundle, Path(spec.options.engine_cache or "")])
+    failures = {trial.spec.name: tuple(map(hide, _failures_of(trial))) for trial in trials}
     pictures = ""
     if len(trials) == 3:
         comparison = compare_with_reference(manifest, rows, trials[1], trials[2])
         rows = comparison.rows
-        failures[REFERENCE_TRIAL] += comparison.failures
+        failures[REFERENCE_TRIAL] += tuple(map(hide, comparison.failures))
         pictures = comparison.pictures
-    hide = partial(redacted, folders=[spec.bundle, Path(spec.options.engine_cache or "")])
     notices = [hide(text) for trial in trials for text in trial.result.notices]
     return SelftestReport(
         requested=spec.provider,
@@ -155,7 +155,7 @@ def _report_of(
         bundle=bundle_facts(manifest),
         options=tuple(command_line(spec.options, leave_out=("engine_cache",))),
         reference=reference,
-        stages={name: tuple(map(hide, texts)) for name, texts in failures.items()},
+        stages=failures,
         graphs=tuple(replace(row, error=hide(row.error)) for row in rows.values()),
         pictures=pictures,
         notices=tuple(dict.fromkeys(notices)),
