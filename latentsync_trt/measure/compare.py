@@ -157,8 +157,12 @@ def compare_results(
         on_progress(Progress("comparing", index, count))
 
     video = report.with_suffix(".mp4")
-    pictures = comparison.side_by_side(views, on_frame)
-    write_pictures(video, pictures, audio=clip.audio, audio_delay_s=delays.sound_s)
+    write_pictures(
+        video,
+        comparison.side_by_side(views, on_frame),
+        audio=clip.audio,
+        audio_delay_s=delays.sound_s,
+    )
     syncnet = {side: meter.result() for side, meter in meters.items()}
     results = ClipResults(
         clip.video.name,

@@ -38,8 +38,9 @@ def sync_clip(run: RunContext) -> SyncReport:
         windows = gathered_windows(run, timeline, stages, quality, writer.paint_from)
         stack.enter_context(closing(windows))
         model = _open_networks(run)
-        window_frames = run.slot.bundle.manifest.frames
-        pace = Pace(perf_counter(), writer.paint_from, timeline.frames, window_frames)
+        pace = Pace(
+            perf_counter(), writer.paint_from, timeline.frames, model.bundle.manifest.frames
+        )
         painter = Painter(
             make_inpainter(model, run.inputs.options, run.inputs.helpers.noise),
             speech.windows,
@@ -48,8 +49,9 @@ def sync_clip(run: RunContext) -> SyncReport:
             stages.check,
         )
         stack.enter_context(writer)  # before threads start that only `composed` stops
-        jobs = paint_frames(windows, painter, stages, model)
-        composed = composed_frames(run, quality, jobs, stages)
+        composed = composed_frames(
+            run, quality, paint_frames(windows, painter, stages, model), stages
+        )
         stack.enter_context(closing(composed))
         faces = write_frames(run, writer, composed, timeline, stages.leave, pace)
     run.add_notices(writer.notices)

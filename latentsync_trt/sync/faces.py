@@ -250,9 +250,8 @@ def analyze(
     aspect = info.sample_aspect_ratio
     finder = FaceFinder(FaceTracker(detector, small=True), PORTRAIT_PX, pixel_aspect=aspect)
     # Every picture once, also those that are shown for long.
-    pictures = groupby(read_frames(video), attrgetter("source_s"))
-    distinct = (next(repeated) for _, repeated in pictures)
-    frames = prefetch(distinct, finder.convert_expected_faces, name="decode")
+    pictures = (next(group) for _, group in groupby(read_frames(video), attrgetter("source_s")))
+    frames = prefetch(pictures, finder.convert_expected_faces, name="decode")
     people = PeopleCollector()
     stats = FaceStats()
     with closing(finder.see(frames)) as seen_frames:
