@@ -79,8 +79,8 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
 
 
 def load_vae(folder: Path, dtype: torch.dtype) -> Any:
-    """diffusers' AutoencoderKL from `folder` (config.json and weights, old or new parameter
-    names).
+    """Returns diffusers' AutoencoderKL from `folder`: config.json and weights, of old or new
+    parameter names.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")
@@ -277,10 +277,9 @@ def _fill(
             if origin.transposed:
                 part = part.flatten(1).t()
             parts.append(part)
+        state[key] = parts[0]
         if origin.transposed or len(parts) > 1:
             state[key] = torch.cat(parts, 1 if origin.transposed else 0)
-        else:
-            state[key] = parts[0]
     network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)
 

@@ -149,8 +149,7 @@ def _spatial(module: Any, parts: Sum, step: StepInputs, fork: bool) -> Sum:
     tokens = _attend_audio(
         block, ops.project(block.attn1.to_out[0], attended, tokens.total), step, fork
     )
-    fed = ops.total(ops.feed_forward(block.ff, tokens.normed, tokens.total))
-    back = ops.project(module.proj_out, fed)
+    back = ops.project(module.proj_out, ops.total(ops.feed_forward(block.ff, tokens)))
     residual = image.total
     if fork:
         residual = torch.cat([residual, residual])
@@ -182,29 +181,30 @@ def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> Norme
 def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = image.normed.shape
+    windows = count // frames
     pixels = height * width
-    by_frame = (count // frames, frames, pixels, channels)
-    by_pixel = (count // frames, pixels, frames, channels)
     # Everything between the two transposes processes single tokens, or the frames of one pixel.
-    moved = image.normed.reshape(by_frame).transpose(1, 2)
+    moved = image.normed.reshape(windows, frames, pixels, channels).transpose(1, 2)
     packed = 1 if pixels % ops.PACKED_PIXELS else ops.PACKED_PIXELS
-    block = module.transformer_blocks[0]
-    parts = ops.project(module.proj_in, moved.reshape(-1, packed * frames, channels))
-    for attention, norm in zip(block.attention_blocks, block.norms, strict=True):
-        parts = _attend_frames(attention, ops.layer_norm(norm, parts), frames, packed)
-    tokens = ops.layer_norm(block.ff_norm, parts)
-    fed = ops.total(ops.feed_forward(block.ff, tokens.normed, tokens.total))
-    back = ops.project(module.proj_out, fed)
-    delta = back.delta.reshape(by_pixel).transpose(1, 2)
+    back = _temporal_tokens(module, moved.reshape(-1, packed * frames, channels), frames, packed)
+    delta = back.delta.reshape(windows, pixels, frames, channels).transpose(1, 2)
     return Sum(delta.reshape(image.total.shape), back.bias, image.total)
 
 
-def _attend_frames(attention: Any, tokens: Normed, frames: int, packed: int) -> Sum:
-    """Returns the sum after a `TemporalAttention`; `packed` pixels are in one sequence."""
-    positions = attention.positions(frames).reshape(frames, -1).repeat(packed, 1)
-    qkv = ops.project_apart(attention.to_qkv, tokens.normed + positions)
-    attended = ops.attention_among_frames(qkv, heads=HEADS, frames=frames)
-    return ops.project(attention.to_out[0], attended, tokens.total)
+def _temporal_tokens(module: Any, tokens: Tensor, frames: int, packed: int) -> Sum:
+    """Returns what a temporal `Transformer` makes of normalized tokens, without its residual;
+    `packed` pixels are in one sequence.
+    """
+    block = module.transformer_blocks[0]
+    parts = ops.project(module.proj_in, tokens)
+    for attention, norm in zip(block.attention_blocks, block.norms, strict=True):
+        entry = ops.layer_norm(norm, parts)
+        positions = attention.positions(frames).reshape(frames, -1).repeat(packed, 1)
+        qkv = ops.project_apart(attention.to_qkv, entry.normed + positions)
+        attended = ops.attention_among_frames(qkv, heads=HEADS, frames=frames)
+        parts = ops.project(attention.to_out[0], attended, entry.total)
+    fed = ops.feed_forward(block.ff, ops.layer_norm(block.ff_norm, parts))
+    return ops.project(module.proj_out, ops.total(fed))
 
 
 class CudaVaeEncoder(nn.Module):

@@ -256,20 +256,20 @@ def project_apart(linear: Any, x: Tensor) -> list[Tensor]:
     return [torch.matmul(x, linear.weight[:, start : start + width]) for start in starts]
 
 
-def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
-    """Returns the sum that a `FeedForward` makes, of which its last bias and the residual `base`
-    are not yet added.
+def feed_forward(module: Any, tokens: Normed) -> Sum:
+    """Returns the sum that a `FeedForward` makes, of which its last bias and the residual are not
+    yet added.
     """
     gate, _, back = module.net
-    value_and_gate = torch.matmul(tokens, gate.proj.weight)
+    value_and_gate = torch.matmul(tokens.normed, gate.proj.weight)
     width = value_and_gate.shape[-1]
     if width in SPLIT_GELU_WIDTHS:
-        shape = (*tokens.shape[:-1], gate.outputs)
+        shape = (*tokens.normed.shape[:-1], gate.outputs)
         inner = _call("BiasSplitGelu", (value_and_gate, gate.proj.bias), shape)
     else:
         left, right = (value_and_gate + gate.proj.bias).chunk(2, -1)
         inner = left * F.gelu(right)
-    return project(back, inner, base)
+    return project(back, inner, tokens.total)
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:

@@ -30,7 +30,7 @@ class DenoiseStep(nn.Module):
         coefficients: Tensor,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """One step: `next_latents`, `next_history` and, without `cached`, `hidden`.
+        """Returns `next_latents`, `next_history` and, without `cached`, `hidden`.
 
         All are float32, except `timestep` (int64) and `hidden` (the network's own precision).
 
@@ -43,30 +43,29 @@ class DenoiseStep(nn.Module):
             hidden: with `cached`, the output of an earlier full step, `(G, B, F, C, h, w)`; G = 2
                 halves with guidance (unconditional first), else 1.
         """
-        windows, channels, frames, height, width = latents.shape
-        halves = 2 if self.guided else 1
+        windows, channels, frames, *size = latents.shape
         dtype = self.unet.conv_in.weight.dtype
         # Frames go into the batch: `sample (B·F, 13, h, w)`, `tokens (B·F, S, D)`.
         sample = torch.cat([latents, conditioning], 1).to(dtype).transpose(1, 2).flatten(0, 1)
         tokens = audio.to(dtype).flatten(0, 1)
         state = None if hidden is None else hidden.flatten(0, 2)
         predicted = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-        shape = (halves, windows, frames, channels, height, width)
-        eps = self._guided_noise(predicted.noise.float().reshape(shape), guidance)
-        c_x, c_eps, c_history, d_x, d_eps = [coefficients[index] for index in range(5)]
-        next_latents = c_x * latents + c_eps * eps + c_history * history
-        next_history = d_x * latents + d_eps * eps
-        if hidden is not None:
-            return next_latents, next_history
-        state = predicted.hidden
-        state = state.reshape(halves, windows, frames, *state.shape[1:])
-        return next_latents, next_history, state
-
-    def _guided_noise(self, halves: Tensor, guidance: Tensor) -> Tensor:
-        """Returns the noise `(B, 4, F, h, w)`, from halves that were predicted without and with
-        audio, `(G, B, F, 4, h, w)`.
-        """
-        eps = halves[0]
+        halves = (2 if self.guided else 1, windows, frames)
+        noise = predicted.noise.float().reshape(*halves, channels, *size)
+        eps = noise[0]
         if self.guided:
-            eps = eps + guidance * (halves[1] - eps)
-        return eps.transpose(1, 2)
+            eps = eps + guidance * (noise[1] - eps)
+        outputs = _update(latents, eps.transpose(1, 2), history, coefficients)
+        if hidden is not None:
+            return outputs
+        state = predicted.hidden
+        return *outputs, state.reshape(*halves, *state.shape[1:])
+
+
+def _update(
+    latents: Tensor, eps: Tensor, history: Tensor, coefficients: Tensor
+) -> tuple[Tensor, ...]:
+    """Returns `next_latents` and `next_history`, by the noise `eps (B, 4, F, h, w)`."""
+    c_x, c_eps, c_history, d_x, d_eps = [coefficients[index] for index in range(5)]
+    next_latents = c_x * latents + c_eps * eps + c_history * history
+    return next_latents, d_x * latents + d_eps * eps

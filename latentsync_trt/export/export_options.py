@@ -112,17 +112,17 @@ class ExportOptions:
 
     @property
     def resolution_px(self) -> int:
-        """The face resolution; the model's own if none was named."""
+        """Returns the face resolution; the model's own if none was named."""
         return self.resolution or MODEL_RESOLUTION_PX[self.model]
 
     @property
     def min_resolution_px(self) -> int:
-        """The smallest face resolution; if none was named, the only one."""
+        """Returns the smallest face resolution; if none was named, the only one."""
         return self.min_resolution or self.resolution_px
 
     @property
     def folder(self) -> Path:
-        """Where the bundle goes to."""
+        """Returns where the bundle goes to."""
         if self.output is not None:
             return Path(self.output)
         shapes = "-dynamic" if self.dynamic else ""

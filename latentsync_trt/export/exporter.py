@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from latentsync_trt.export.export_options import (
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph, save_graph, verify_graph
 from latentsync_trt.export.networks import VaeDecoder, VaeEncoder
 from latentsync_trt.export.published import origin
-from latentsync_trt.export.unet import INPUT_CHANNELS
 from latentsync_trt.files import published_folder
 from latentsync_trt.option_fields import RESOLUTION_STEP_PX
 from latentsync_trt.runtime.engines.session import Session
@@ -56,7 +56,7 @@ in half precision, and more images are not faster.
 _LATENT_SIZE = (bundle.LATENT_HEIGHT, bundle.LATENT_WIDTH)
 
 _SEED = 20
-"""Of the example inputs that are random."""
+"""The seed of the example inputs that are random."""
 
 _TYPICAL: Mapping[str, Any] = {
     "timestep": 501,
@@ -130,10 +130,7 @@ def export_bundle(options: ExportOptions, on_progress: ProgressCallback | None =
 
 
 def _ranges_of(plans: Sequence[GraphPlan]) -> dict[str, bundle.DimensionRange]:
-    ranges: dict[str, bundle.DimensionRange] = {}
-    for plan in plans:
-        ranges |= plan.ranges
-    return ranges
+    return {name: span for plan in plans for name, span in plan.ranges.items()}
 
 
 def _notes(obstacles: Mapping[str, str | None], options: ExportOptions) -> list[str]:
@@ -166,31 +163,37 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
 
 
 def _plan_steps(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
+    unet = networks.unet
+    step = _step_shapes(networks, options.frames)
+    plans = []
+    for guided, cached in product((True, False), (False, True)):
+        shapes = step
+        outputs: tuple[str, ...] = (*bundle.STEP_OUTPUTS, bundle.HIDDEN)
+        if cached:
+            halves = 2 if guided else 1
+            hidden = (halves, "windows", options.frames, unet.config.widths[0], *_LATENT_SIZE)
+            shapes = {**step, bundle.HIDDEN: hidden}
+            outputs = bundle.STEP_OUTPUTS
+        module = DenoiseStep(unet, guided=guided, cached=cached)
+        name = bundle.step_graph(guided=guided, cached=cached)
+        plans.append(_plan_graph(name, "unet", module, shapes, outputs, options))
+    return plans
+
+
+def _step_shapes(networks: Networks, frames: int) -> GraphShapes:
+    """Returns the inputs of a full step."""
     whisper = networks.whisper.config
-    frames = options.frames
+    conditioning_channels = networks.unet.conv_in.in_channels - LATENT_CHANNELS
     latents = ("windows", LATENT_CHANNELS, frames, *_LATENT_SIZE)
-    step: GraphShapes = {
+    return {
         "latents": latents,
-        "conditioning": ("windows", INPUT_CHANNELS - LATENT_CHANNELS, frames, *_LATENT_SIZE),
+        "conditioning": ("windows", conditioning_channels, frames, *_LATENT_SIZE),
         "audio": ("windows", frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width),
         "timestep": (),
         "guidance": (),
         "history": latents,
         "coefficients": (5,),
     }
-    plans = []
-    for guided in (True, False):
-        halves = 2 if guided else 1
-        hidden = (halves, "windows", frames, networks.unet.config.widths[0], *_LATENT_SIZE)
-        full = DenoiseStep(networks.unet, guided=guided)
-        name = bundle.step_graph(guided=guided, cached=False)
-        outputs = (*bundle.STEP_OUTPUTS, bundle.HIDDEN)
-        plans.append(_plan_graph(name, "unet", full, step, outputs, options))
-        cached = DenoiseStep(networks.unet, guided=guided, cached=True)
-        name = bundle.step_graph(guided=guided, cached=True)
-        shapes = {**step, bundle.HIDDEN: hidden}
-        plans.append(_plan_graph(name, "unet", cached, shapes, bundle.STEP_OUTPUTS, options))
-    return plans
 
 
 def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str | None]:

@@ -61,6 +61,9 @@ values. In float16 graphs of few operations may round once where PyTorch does no
 CEILING = 0.2
 """The largest limit of errors: above it, a precision does not suit a network."""
 
+_RANGES_OF_SYMBOLS = "pkg.torch.export.ExportedProgram.range_constraints"
+"""The metadata in which the tracer leaves the ranges of its symbols."""
+
 _PRODUCTS = {
     F.conv1d,
     F.conv2d,
@@ -175,7 +178,11 @@ def _dimension(name: str, allowed: bundle.DimensionRange) -> Any:
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
-    """Replaces the tracer's symbols by the plan's dimension names, also inside expressions."""
+    """Replaces the tracer's symbols by the plan's dimension names, also inside expressions.
+
+    Their ranges are dropped: the plan has those of the dimensions, and the tracer writes its own in
+    an order that differs from run to run.
+    """
     names = {}
     for value in model.graph.inputs:
         for axis, name in plan.dynamic.get(str(value.name), {}).items():
@@ -184,6 +191,7 @@ def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
             names[symbol] = name if step is None else f"({name}//{step})"
     if not names:
         return
+    model.graph.metadata_props.pop(_RANGES_OF_SYMBOLS, None)
     symbols = re.compile(rf"\b({'|'.join(names)})\b")
     values = [*model.graph.inputs]
     for node in model.graph:
@@ -271,8 +279,7 @@ def _elements(node: ir.Node) -> int:
 def _finish(model: ir.Model) -> None:
     """Drops outputs that nothing reads: the kernels compute whatever is named."""
     graph = model.graph
-    for each in (model, graph):
-        each.opset_imports.update(VERSIONS)
+    graph.opset_imports.update(VERSIONS)
     for node in graph:
         first_optional = _OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs))
         for output in node.outputs[first_optional:]:

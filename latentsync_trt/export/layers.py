@@ -77,17 +77,16 @@ class GroupNorm(nn.GroupNorm):
         """`x (B·F, C, h, w)` → the same shape; statistics are across `frames`."""
         if frames == 1 and self._groups_are_large(x):
             return super().forward(x)
-        count, width, height, breadth = x.shape
-        windows = count // frames
-        pixels = height * breadth
+        windows = x.shape[0] // frames
+        width = self.num_channels
+        pixels = x.shape[2] * x.shape[3]
         wide = x.float()
         grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
         mean, variance = self._statistics(grouped)
         per_group = (NORM_GROUPS, width // NORM_GROUPS)
         scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
         shift = self.bias.float().reshape(per_group) - mean * scale
-        by_channel = wide.reshape(windows, frames, width, pixels)
-        normed = by_channel * scale.reshape(windows, 1, width, 1)
+        normed = wide.reshape(windows, frames, width, pixels) * scale.reshape(windows, 1, width, 1)
         normed = normed + shift.reshape(windows, 1, width, 1)
         return normed.to(x.dtype).reshape(x.shape)
 

@@ -41,12 +41,12 @@ class SetupState:
     """What there is when `setup` begins."""
 
     options: ExportOptions
-    """Of the bundle that is wanted."""
+    """The options of the bundle that is wanted."""
     selection: Selection
     """The provider that shall run it."""
     is_exported: bool
     test_result: str | None = None
-    """Of the newest self-test of the bundle with the provider."""
+    """The result of the newest self-test of the bundle with the provider."""
     default_bundle: str | None = None
     """Name of the bundle that commands run without `--bundle`, if one was chosen."""
     notices: Sequence[str] = field(default=())
@@ -71,7 +71,7 @@ class SetupState:
 def find_setup_state(
     model: PublishedModel, provider: str, precision: ExportPrecision | None
 ) -> SetupState:
-    """What is there already. Raises `ProviderUnavailable`."""
+    """Returns what is there already. Raises `ProviderUnavailable`."""
     selection = select_provider(provider)  # by what loads alone: the self-test comes later
     on_cpu = selection.gpu is None
     if precision is None:
@@ -91,14 +91,14 @@ def find_setup_state(
 
 
 def missing_downloads(state: SetupState) -> list[Repository]:
-    """What an export needs and is not there. Raises `CheckpointError` as `find_downloads`."""
+    """Returns what an export needs and is not there; raises as `find_downloads`."""
     if state.is_exported:
         return []
     return find_downloads(state.options.model)
 
 
 def setup_plan(state: SetupState, downloads: Sequence[Repository]) -> Iterator[SetupStep]:
-    """The steps that are left to do, in their order; at least the self-test."""
+    """Yields the steps that are left to do, in their order; at least the self-test."""
     for repository in downloads:
         yield SetupStep("download", repository.summary, repository)
     options = state.options

@@ -5,6 +5,7 @@ Architecture and names of parameters: https://github.com/joonson/syncnet_python 
 `SyncNetModel.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,6 @@ Size = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pooling:
-    """A pooling by maxima."""
-
-    kernel: Size
-    stride: Size
-    padding: Size = 0
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
     """A convolution, its norm and activation, and perhaps a pooling after them."""
 
@@ -51,23 +43,23 @@ class _Layer:
     kernel: Size
     stride: Size = 1
     padding: Size = 0
-    pooling: _Pooling | None = None
+    pooling: nn.Module | None = None
 
 
 _SPEECH_LAYERS = (
-    _Layer(64, (3, 3), 1, 1, _Pooling(1, 1)),
-    _Layer(192, (3, 3), 1, 1, _Pooling(3, (1, 2))),
+    _Layer(64, (3, 3), 1, 1, nn.MaxPool2d(1, 1)),
+    _Layer(192, (3, 3), 1, 1, nn.MaxPool2d(3, (1, 2))),
     _Layer(384, (3, 3), 1, 1),
     _Layer(256, (3, 3), 1, 1),
-    _Layer(256, (3, 3), 1, 1, _Pooling(3, 2)),
+    _Layer(256, (3, 3), 1, 1, nn.MaxPool2d(3, 2)),
     _Layer(512, (5, 4)),
 )
 _FACE_LAYERS = (
-    _Layer(96, (5, 7, 7), (1, 2, 2), 0, _Pooling((1, 3, 3), (1, 2, 2))),
-    _Layer(256, (1, 5, 5), (1, 2, 2), (0, 1, 1), _Pooling((1, 3, 3), (1, 2, 2), (0, 1, 1))),
+    _Layer(96, (5, 7, 7), (1, 2, 2), 0, nn.MaxPool3d((1, 3, 3), (1, 2, 2))),
+    _Layer(256, (1, 5, 5), (1, 2, 2), (0, 1, 1), nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1))),
     _Layer(256, (1, 3, 3), 1, (0, 1, 1)),
     _Layer(256, (1, 3, 3), 1, (0, 1, 1)),
-    _Layer(256, (1, 3, 3), 1, (0, 1, 1), _Pooling((1, 3, 3), (1, 2, 2))),
+    _Layer(256, (1, 3, 3), 1, (0, 1, 1), nn.MaxPool3d((1, 3, 3), (1, 2, 2))),
     _Layer(512, (1, 6, 6)),
 )
 
@@ -79,16 +71,8 @@ class SyncNetModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.netcnnaud = nn.Sequential()
-        inputs = 1
-        for layer in _SPEECH_LAYERS:
-            self.netcnnaud += _modules(layer, inputs, nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d)
-            inputs = layer.outputs
-        self.netcnnlip = nn.Sequential()
-        inputs = 3
-        for layer in _FACE_LAYERS:
-            self.netcnnlip += _modules(layer, inputs, nn.Conv3d, nn.BatchNorm3d, nn.MaxPool3d)
-            inputs = layer.outputs
+        self.netcnnaud = _convolutions(1, _SPEECH_LAYERS, nn.Conv2d, nn.BatchNorm2d)
+        self.netcnnlip = _convolutions(3, _FACE_LAYERS, nn.Conv3d, nn.BatchNorm3d)
         self.netfcaud = _head()
         self.netfclip = _head()
 
@@ -101,15 +85,17 @@ class SyncNetModule(nn.Module):
         return self.netfclip(lips), self.netfcaud(speech)
 
 
-def _modules(
-    layer: _Layer, inputs: int, convolution: Any, norm: Any, pooling: Any
+def _convolutions(
+    inputs: int, layers: Sequence[_Layer], convolution: Any, norm: Any
 ) -> nn.Sequential:
-    outputs = layer.outputs
-    convolved = convolution(inputs, outputs, layer.kernel, layer.stride, layer.padding)
-    modules = nn.Sequential(convolved, norm(outputs), nn.ReLU())
-    if layer.pooling is not None:
-        shape = layer.pooling
-        modules.append(pooling(shape.kernel, shape.stride, shape.padding))
+    modules = nn.Sequential()
+    for layer in layers:
+        outputs = layer.outputs
+        modules.append(convolution(inputs, outputs, layer.kernel, layer.stride, layer.padding))
+        modules.extend([norm(outputs), nn.ReLU()])
+        if layer.pooling is not None:
+            modules.append(layer.pooling)
+        inputs = outputs
     return modules
 
 

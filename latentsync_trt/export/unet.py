@@ -29,7 +29,7 @@ INPUT_CHANNELS = 13
 """4 noisy latents, 1 mask, 4 masked-image latents, 4 reference-image latents."""
 
 _LONGEST_PERIOD = 10000
-"""Of the sinusoids of a timestep, in timesteps and divided by 2π."""
+"""The longest period of the sinusoids of a timestep, in timesteps and divided by 2π."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class UNet(nn.Module):
     """Predicts the noise in windows of frames. Parameters have the names of the published
     checkpoints.
 
-    `networks` handles stacked projections and transposed weights, which `Linear` describes.
+    `checkpoints` handles stacked projections and transposed weights, which `Linear` describes.
     """
 
     channel_axis = 1

@@ -216,10 +216,11 @@ def _split(graph: ir.Graph, node: ir.Node, lengths: list[int]) -> None:
     tensor = ir.tensor(lengths, ir.DataType.INT64)
     sizes = ir.Value(name=f"{output.name}_lengths", const_value=tensor)
     graph.register_initializer(sizes)
-    parts = []
-    for value in node.inputs:
-        split = tape.op_multi_out("Split", [value, sizes], {"axis": 0}, num_outputs=len(lengths))
-        parts.append(split)
+    count = len(lengths)
+    parts = [
+        tape.op_multi_out("Split", [value, sizes], {"axis": 0}, num_outputs=count)
+        for value in node.inputs
+    ]
     batches = zip(*parts, strict=True)
     attended = [tape.op("Attention", list(inputs), node.attributes) for inputs in batches]
     joined = tape.op("Concat", attended, {"axis": 0})

@@ -95,35 +95,41 @@ def record(
     speech = OpenSpeech(sound, model.audio_encoder, filters_of(model.bundle), SyncOptions())
     playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
     frame_count = playback.expected_frames(info) or 1
-    window_count = max(1, frame_count // manifest.frames)
-
-    def read() -> Generator[Frame, None, None]:
-        for count, frame in enumerate(read_frames(clip.video, playback), start=1):
-            on_frame(count, max(count, frame_count))
-            yield frame
-
+    frames = _counted(read_frames(clip.video, playback), frame_count, on_frame)
     finder = FaceFinder(
         FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio
     )
     inpainter = make_inpainter(model, SyncOptions())
     with (
         closing(speech),
-        closing(gather(finder.cut_out(finder.find(read())), manifest.frames)) as items,
+        closing(gather(finder.cut_out(finder.find(frames)), manifest.frames)) as items,
     ):
-        windows = (item for item in items if isinstance(item, Window))
-        chosen = _spread(windows, min(wanted, window_count), window_count)
+        chosen = _spread(items, wanted, max(1, frame_count // manifest.frames))
         return [_recorded(window, inpainter, speech) for window in chosen]
 
 
+def _counted(
+    frames: Iterable[Frame], expected: int, on_frame: Callable[[int, int], None]
+) -> Generator[Frame, None, None]:
+    """Yields the frames; calls `on_frame` before each."""
+    for count, frame in enumerate(frames, start=1):
+        on_frame(count, max(count, expected))
+        yield frame
+
+
 def _spread(
-    windows: Iterable[Window[Target]], wanted: int, count: int
+    items: Iterable[object], wanted: int, count: int
 ) -> Generator[Window[Target], None, None]:
-    """Yields `wanted` of the first `count` windows, spread evenly over them."""
+    """Yields at most `wanted` of the first `count` windows among items, spread evenly over them."""
     chosen = 0
-    for number, window in enumerate(windows, start=1):
-        if number <= count and chosen < number * wanted // count:
+    number = 0
+    for item in items:
+        if not isinstance(item, Window):
+            continue
+        number += 1
+        if number <= count and chosen < number * min(wanted, count) // count:
             chosen += 1
-            yield window
+            yield item
 
 
 def loops_of(
@@ -155,13 +161,8 @@ def split(
     """
     count = min(recorded_for(samples) - samples, len(windows) // 3)
     places = {(2 * index + 1) * len(windows) // (2 * count) for index in range(count)}
-    calibrated_on = []
-    held_out = []
-    for index, window in enumerate(windows):
-        if index in places:
-            held_out.append(window)
-        else:
-            calibrated_on.append(window)
+    calibrated_on = [window for place, window in enumerate(windows) if place not in places]
+    held_out = [windows[place] for place in sorted(places)]
     return calibrated_on[:samples], held_out
 
 
