@@ -189,7 +189,7 @@ def test_a_loop_of_steps_agrees_with_the_diffusers_scheduler(bundle: Path) -> No
     session = Session(bundle / f"{FULL_STEP}.onnx")
     denoiser = GraphDenoiser(lambda _: session, Selection("cpu"))
     plan = DenoisingPlan(guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
-    found = denoise(denoiser, noise, conditioning, audio, plan)
+    by_graph = denoise(denoiser, noise, conditioning, audio, plan)
     solver = diffusers_solver(steps)
     latents = torch.from_numpy(noise).repeat(1, 1, narrow.FRAMES, 1, 1)
     for timestep in solver.timesteps:
@@ -199,7 +199,7 @@ def test_a_loop_of_steps_agrees_with_the_diffusers_scheduler(bundle: Path) -> No
             torch.from_numpy(denoiser.latents()[None]), timestep, latents
         ).prev_sample
     wanted = latents[0].numpy()
-    assert np.abs(found - wanted).max() <= SOLVER_TOLERANCE * np.abs(wanted).max()
+    assert np.abs(by_graph - wanted).max() <= SOLVER_TOLERANCE * np.abs(wanted).max()
 
 
 # The form for the CUDA provider computes what PyTorch does, and adds nearly nothing to the weights.
@@ -278,7 +278,7 @@ def test_networks_that_the_kernels_do_not_take_are_portable_only(networks: Netwo
         "vae": "shapes vary",
     }
     narrower = replace(networks, unet=UNet(narrow.UNET), vae=narrow.make_vae())
-    found = cuda_obstacles(narrower, options_of())
-    assert found["unet"].endswith("not 32 channels in 32")
-    assert found["vae"].endswith("not 8 channels in 8")
+    obstacles = cuda_obstacles(narrower, options_of())
+    assert obstacles["unet"].endswith("not 32 channels in 32")
+    assert obstacles["vae"].endswith("not 8 channels in 8")
     assert cuda_obstacles(networks, options_of(cuda_form=False)) == {}

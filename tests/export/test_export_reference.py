@@ -45,14 +45,14 @@ class TorchDenoiser:
         guidance: float,
     ) -> None:
         self._latents, *self._window = (
-            torch.from_numpy(given)[None] for given in (latents, conditioning, audio)
+            torch.from_numpy(array)[None] for array in (latents, conditioning, audio)
         )
         self._history = torch.zeros_like(self._latents)
         self._guidance = torch.tensor(guidance)
         self._hidden: tuple[torch.Tensor, ...] = ()
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
-        given = (
+        further = (
             torch.tensor(timestep),
             self._guidance,
             self._history,
@@ -60,7 +60,7 @@ class TorchDenoiser:
         )
         with torch.inference_mode():
             outputs = self._steps[cached](
-                self._latents, *self._window, *given, *(self._hidden if cached else ())
+                self._latents, *self._window, *further, *(self._hidden if cached else ())
             )
         self._latents, self._history = outputs[:2]
         self._hidden = outputs[2:] or self._hidden
@@ -84,10 +84,10 @@ def loop(denoiser: Denoiser, recorded: dict[str, np.ndarray], interval: int) -> 
 
 def test_the_loop_reproduces_the_release(reference: Path, recorded: dict[str, np.ndarray]) -> None:
     """Full steps and cached ones."""
-    found = loop(TorchDenoiser(reference / "small" / "unet.pt"), recorded, 3)
+    latents_after = loop(TorchDenoiser(reference / "small" / "unet.pt"), recorded, 3)
     wanted = recorded["final_cache_interval3"]
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).max() <= LOOP_TOLERANCE * np.abs(wanted).max()
+    assert latents_after.shape == wanted.shape
+    assert np.abs(latents_after - wanted).max() <= LOOP_TOLERANCE * np.abs(wanted).max()
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16"])

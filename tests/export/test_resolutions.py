@@ -190,8 +190,8 @@ def test_a_clip_looks_as_from_a_bundle_of_that_resolution(
     with LipSync.from_bundle(folder, "cpu") as fixed:
         wanted = run(fixed)
     largest = run(lip_sync)
-    for found in (run(lip_sync, LEAST_PX), run(lip_sync, LEAST_PX)):
-        assert np.abs(found - wanted).max() <= 4  # a level of luma and of chroma
+    for frames in (run(lip_sync, LEAST_PX), run(lip_sync, LEAST_PX)):
+        assert np.abs(frames - wanted).max() <= 4  # a level of luma and of chroma
     assert np.abs(largest - wanted).max() > 4
     assert np.array_equal(run(lip_sync, MOST_PX), largest)
 

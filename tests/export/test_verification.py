@@ -44,11 +44,13 @@ def planned(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Plann
     options = narrow.narrow_options(
         sources, tmp_path_factory.mktemp("none"), precision="fp16", cuda_form=False
     )
-    found = [
+    planned_in_each = [
         plan_graphs(load_networks(sources, options, kind), options)
         for kind in (torch.float16, torch.float32)
     ]
-    plan, truth = (next(plan for plan in plans if plan.name == CACHED_STEP) for plans in found)
+    plan, truth = (
+        next(plan for plan in plans if plan.name == CACHED_STEP) for plans in planned_in_each
+    )
     return plan, truth.module
 
 
@@ -132,12 +134,12 @@ def test_norms_of_few_values_are_as_exact_as_in_pytorch(
     )
     x = x.reshape(500, width, side_px, side_px)
     ir.save(build_graph(GraphPlan("norm", "unet", norm, {"x": x}, ("y",))), tmp_path / "norm.onnx")
-    (found,) = Session(tmp_path / "norm.onnx").run({"x": x.numpy()})
+    (by_graph,) = Session(tmp_path / "norm.onnx").run({"x": x.numpy()})
     exact = nn.functional.group_norm(
         x.double(), NORM_GROUPS, norm.weight.double(), norm.bias.double(), norm.eps
     ).numpy()
-    own = np.abs(norm(x).numpy() - exact).max()
-    assert np.abs(found - exact).max() <= HONEST * own + 1e-6
+    pytorch_error = np.abs(norm(x).numpy() - exact).max()
+    assert np.abs(by_graph - exact).max() <= HONEST * pytorch_error + 1e-6
 
 
 IN_PARTS = ["Mul", "Transpose", "MatMul", "Softmax", "MatMul"]

@@ -79,13 +79,16 @@ def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
     parent = read_manifest(small_bundle())
     precisions = (manifest.precision, manifest.arithmetic)
     assert (manifest.name, *precisions) == ("small-int8", "int8", "fp32")
-    found = manifest.quantization
-    assert found is not None
-    assert (found.parent, found.parent_sha256) == (parent.name, manifest_sha256(small_bundle()))
-    assert (found.clips, found.distance) == (("clip.mp4",), {"faces_psnr_db": 40.0})
-    assert LEAST_SHARE < found.share < 1
-    assert "unet.conv_in.weight" in found.kept
-    assert "unet.mid_block.resnets.0.conv1.weight" not in found.kept
+    quantization = manifest.quantization
+    assert quantization is not None
+    assert (quantization.parent, quantization.parent_sha256) == (
+        parent.name,
+        manifest_sha256(small_bundle()),
+    )
+    assert (quantization.clips, quantization.distance) == (("clip.mp4",), {"faces_psnr_db": 40.0})
+    assert LEAST_SHARE < quantization.share < 1
+    assert "unet.conv_in.weight" in quantization.kept
+    assert "unet.mid_block.resnets.0.conv1.weight" not in quantization.kept
     assert set(manifest.verification).isdisjoint(
         name for name in manifest.graphs if name.startswith("denoise_step")
     )

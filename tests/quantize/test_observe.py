@@ -61,14 +61,14 @@ def test_maxima_and_samples_are_those_of_the_inputs(
     tmp_path: Path, dtype: type[np.floating]
 ) -> None:
     window = toy_window()
-    found = observe_toy(tmp_path, window, dtype)
+    observed = observe_toy(tmp_path, window, dtype)
     latents = np.abs(window[0].astype(dtype))
     audio = np.abs(window[2].astype(dtype))
-    assert (found[CONVOLUTION].largest, found[LINEAR].largest) == (latents.max(), audio.max())
+    assert (observed[CONVOLUTION].largest, observed[LINEAR].largest) == (latents.max(), audio.max())
     # Tensors as small as these are sampled whole.
     whole = ActivationRange.of_step(float(latents.max()), latents.ravel().astype(np.float32))
-    np.testing.assert_array_equal(found[CONVOLUTION].counts, whole.counts)
-    assert found[LINEAR] is found[OTHER]  # which read the same tensor
+    np.testing.assert_array_equal(observed[CONVOLUTION].counts, whole.counts)
+    assert observed[LINEAR] is observed[OTHER]  # which read the same tensor
 
 
 @pytest.mark.integration

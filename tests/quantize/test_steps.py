@@ -92,8 +92,8 @@ def test_only_inputs_and_weights_of_layers_are_rounded(
     """The skip connection reads the exact state, and `hidden` leaves the graph exact, though both
     feed layers.
     """
-    found = Session(written(bundle, tmp_path, kind)).run({"latents": toys.block_latents()})
-    for got, wanted in zip(found, expected(kind), strict=True):
+    outputs = Session(written(bundle, tmp_path, kind)).run({"latents": toys.block_latents()})
+    for got, wanted in zip(outputs, expected(kind), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=FLOAT32_ROUNDING)
 
 
@@ -156,11 +156,11 @@ def normal(seed: int, scale: float = 1.0) -> Float32Array:
 
 def test_percentiles_are_those_of_the_values() -> None:
     values = normal(2)
-    found = range_of(values)
+    observed = range_of(values)
     for percentile in (90.0, 99.9):
         exact = np.percentile(np.abs(values), percentile)
-        assert abs(found.amax(percentile) - exact) <= found.upper / BINS
-    assert found.amax(100) == np.abs(values).max()
+        assert abs(observed.amax(percentile) - exact) <= observed.upper / BINS
+    assert observed.amax(100) == np.abs(values).max()
     assert range_of(np.full((100, 2), 3.0, np.float32)).amax(99.99) == 3.0
 
 
@@ -169,21 +169,21 @@ def test_merging_equals_observing_both_at_once(scale: float) -> None:
     """A histogram that has to widen must not move what is in it."""
     first = normal(6)
     second = normal(7, scale)
-    both = range_of(np.concatenate([first, second]))
+    of_all = range_of(np.concatenate([first, second]))
     for one, other in ((first, second), (second, first)):
-        found = range_of(one).merged(range_of(other))
-        assert found.upper == both.upper
-        assert found.largest == both.largest
-        np.testing.assert_array_equal(found.counts, both.counts)
+        merged = range_of(one).merged(range_of(other))
+        assert merged.upper == of_all.upper
+        assert merged.largest == of_all.largest
+        np.testing.assert_array_equal(merged.counts, of_all.counts)
 
 
 def test_an_input_that_is_always_zero_merges() -> None:
     zero = range_of(np.zeros((VALUES // CHANNELS, CHANNELS), np.float32))
     values = range_of(normal(8))
     assert [zero.amax(100), zero.amax(99.99)] == [0.0, 0.0]
-    found = values.merged(zero)
-    assert found.amax(100) == values.amax(100)
-    assert found.counts[0] == values.counts[0] + VALUES
+    merged = values.merged(zero)
+    assert merged.amax(100) == values.amax(100)
+    assert merged.counts[0] == values.counts[0] + VALUES
 
 
 def restored_of(rounded_weights: RoundedWeights) -> NDArray[np.float32]:

@@ -78,13 +78,13 @@ def test_windows_are_those_of_a_usual_run(
     tmp_path: Path,
 ) -> None:
     progress: list[tuple[int, int]] = []
-    found = record(
+    recorded = record(
         clip, WINDOWS, model, detector, lambda done, total: progress.append((done, total))
     )
     usual = batches_of_a_run(lip_sync, clip, tmp_path / "out.mp4")
-    assert len(found) == WINDOWS
+    assert len(recorded) == WINDOWS
     assert progress == [(frame, 40) for frame in range(1, 41)]
-    for number, window in enumerate(found):
+    for number, window in enumerate(recorded):
         latents, conditioning, audio, _ = usual[number]
         np.testing.assert_array_equal(np.broadcast_to(window.noise[0], latents.shape), latents)
         np.testing.assert_array_equal(window.conditioning, conditioning)
