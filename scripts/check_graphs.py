@@ -62,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dynamic", action=argparse.BooleanOptionalAction, help="shapes; by default, all kinds"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     report = check_bundle(
-        Bundle.load(find_bundle(given.bundle)[0]),
-        given.graphs,
-        given.dynamic,
-        given.capabilities or [RTX_40],
+        Bundle.load(find_bundle(options.bundle)[0]),
+        options.graphs,
+        options.dynamic,
+        options.capabilities or [RTX_40],
     )
     print(json.dumps(report, indent=2))
     if report["accepted"]:
@@ -86,9 +86,9 @@ def check_bundle(
             print(f"{capability}: {trial.graph}, {trial.shapes}", file=sys.stderr)
             start_s = time.perf_counter()
             answer = compile_graph(bundle.graph_path(trial.graph), trial.profile, capability)
-            shown = {name: getattr(answer, name) for name in SHOWN}
-            shown["seconds"] = round(time.perf_counter() - start_s, 3)
-            verdicts.append({"compute_capability": capability, **asdict(trial), **shown})
+            reported = {name: getattr(answer, name) for name in SHOWN}
+            reported["seconds"] = round(time.perf_counter() - start_s, 3)
+            verdicts.append({"compute_capability": capability, **asdict(trial), **reported})
     return {
         "bundle": manifest.name,
         **{

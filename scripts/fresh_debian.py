@@ -65,8 +65,10 @@ class Image:
                 self.begin(*([*rest.split(" AS "), "image"])[:2])
             case "ARG" | "ENV":
                 values = dict(value.split("=", 1) for value in shlex.split(rest))
-                given = self.arguments if keyword == "ARG" else {}
-                self.variables |= {name: given.get(name, value) for name, value in values.items()}
+                arguments = self.arguments if keyword == "ARG" else {}
+                self.variables |= {
+                    name: arguments.get(name, value) for name, value in values.items()
+                }
             case "WORKDIR":
                 self.folder = rest
                 (self.root / rest[1:]).mkdir(parents=True, exist_ok=True)

@@ -81,10 +81,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     folder: Path = arguments.out
-    made = {"seed": arguments.seed, "precision": arguments.precision, "torch": torch.__version__}
+    marker = {"seed": arguments.seed, "precision": arguments.precision, "torch": torch.__version__}
     if (folder / MARKER).is_file() and json.loads(
         (folder / MARKER).read_text(encoding="utf-8")
-    ) == made:
+    ) == marker:
         print(f"{folder}: there already")
         return
     whisper = shapes_of(WhisperEncoder, WHISPER_TINY, WHISPER_PREFIX)
@@ -102,7 +102,7 @@ def main() -> None:
         write_vae(staged / "sd-vae-ft-mse", random_tensors(vae, arguments))
         content = {"global_step": 0, "state_dict": random_tensors(unet, arguments)}
         torch.save(content, staged / "latentsync-1.6" / "latentsync_unet.pt")
-        (staged / MARKER).write_text(json.dumps(made) + "\n", encoding="utf-8")
+        (staged / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
         for part in sorted(staged.iterdir()):
             part.rename(folder / part.name)
     print(

@@ -213,12 +213,12 @@ def _loops(
                 graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0
             }
             parts_s["rest"] = fmean(times_ms) / 1000 - sum(parts_s.values())
-            found = _generated(painted)
+            generated = _generated(painted)
             notes = [*model.notices]
             if expected is None:
-                expected = found
+                expected = generated
             else:
-                likeness = clip_likeness([*map(frame_likeness, found, expected)])
+                likeness = clip_likeness([*map(frame_likeness, generated, expected)])
                 notes.append(f"beside preset {REFERENCE}: {likeness}")
             measured = {"frames": manifest.frames, "memory": memory, "parts_s": parts_s}
             yield setting.row("loop", "one window", times_ms, notes, preset=preset, **measured)
@@ -248,8 +248,8 @@ def first_window(
     read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
     finder = FaceFinder(FaceTracker(MediaPipeDetector()), resolution_px, pixel_aspect=aspect)
     with closing(finder.cut_out(finder.find(frame for frame in read))) as jobs:
-        found = (target.face for job in jobs for target in job.targets)
-        faces = list(islice((face.image for face in found if face is not None), frames))
+        aligned = (target.face for job in jobs for target in job.targets)
+        faces = list(islice((face.image for face in aligned if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(
             f"{clip.video}: {len(faces)} frames with a face, "
@@ -280,8 +280,10 @@ def _pytorch(setting: Setting, *, compiled: bool) -> Iterator[BenchRow]:
     )
     for graph, module in _modules(setting.bundle, device, dtype).items():
         arrays = random_inputs(setting.bundle.manifest.graphs[graph].inputs, _ranges(setting))
-        given = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        inputs = [tensor.to(dtype) if name == HIDDEN else tensor for name, tensor in given.items()]
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        inputs = [
+            tensor.to(dtype) if name == HIDDEN else tensor for name, tensor in tensors.items()
+        ]
         for kind in ("eager", "compiled") if compiled else ("eager",):
             called = module if kind == "eager" else torch.compile(module)
 

@@ -54,12 +54,15 @@ def main() -> None:
         for dialogue in HELD_OUT:
             written = compose(cast, dialogue, Path(folder) / "dialogue.mp4")
             tracks, _ = detect_speakers(written.path, analyze(written.path, detector)[0])
-            found = score(written, tracks)
-            total += found
-            row = {"scene": dialogue.name, "frames": found[2]}
+            scored = score(written, tracks)
+            total += scored
+            row = {"scene": dialogue.name, "frames": scored[2]}
             rows.append(
                 row
-                | {"right": round(found[0] / found[2], 3), "wrong": round(found[1] / found[2], 3)}
+                | {
+                    "right": round(scored[0] / scored[2], 3),
+                    "wrong": round(scored[1] / scored[2], 3),
+                }
             )
             print(rows[-1])
     whole = {
@@ -69,12 +72,12 @@ def main() -> None:
     }
     print(whole)
     if args.json is not None:
-        what = (
+        description = (
             "python -m scripts.measure_speaking FOLDER; 12 "
             "dialogues, none of which was used to choose a limit"
         )
         content = {
-            "what": what,
+            "what": description,
             "measured_at": str(datetime.now(UTC).date()),
             **whole,
             "scenes": rows,

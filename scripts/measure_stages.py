@@ -81,11 +81,11 @@ def run(
         )
         stages = ClipStages(most, 0, Fraction(0), Fraction(0))
         decoded = stages.entering(islice(read_frames(video), most), clock)
-        found = background(
+        with_faces = background(
             finder.find(background(decoded, finder.convert_expected_faces, name="decode")),
             name="face",
         )
-        painted = background(as_painted(finder.cut_out(found)), name="align")
+        painted = background(as_painted(finder.cut_out(with_faces)), name="align")
         composer = Composer(FaceBlender(detector), None, Quality([Fraction(0)]), clock)
         output = Path(folder) / f"output{default_suffix(options)}"
         with (

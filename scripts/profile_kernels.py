@@ -98,12 +98,15 @@ def kernels(run: BoundRun) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(PROFILED_RUNS):
             run()
-    found: dict[str, list[float]] = defaultdict(list)
+    durations_ms: dict[str, list[float]] = defaultdict(list)
     for event in profiled.events():
         if event.device_type == DeviceType.CUDA:
-            found[event.name].append(event.time_range.elapsed_us() / 1000)
+            durations_ms[event.name].append(event.time_range.elapsed_us() / 1000)
     return summary(
-        [(name, len(ms) / PROFILED_RUNS, sum(ms) / PROFILED_RUNS) for name, ms in found.items()]
+        [
+            (name, len(ms) / PROFILED_RUNS, sum(ms) / PROFILED_RUNS)
+            for name, ms in durations_ms.items()
+        ]
     )
 
 

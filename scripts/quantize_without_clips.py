@@ -37,9 +37,11 @@ def main() -> None:
     start_s = time.perf_counter()
     options = CalibrateOptions(arguments.precision)
     parent = open_parent(arguments.bundle)
-    made = read_manifest(quantize_bundle(parent, made_up_ranges(parent), options, arguments.out))
-    size_bytes = sum(entry.bytes for entry in made.files.values())
-    share = made.quantization.share if made.quantization else 0.0
+    manifest = read_manifest(
+        quantize_bundle(parent, made_up_ranges(parent), options, arguments.out)
+    )
+    size_bytes = sum(entry.bytes for entry in manifest.files.values())
+    share = manifest.quantization.share if manifest.quantization else 0.0
     print(
         f"{arguments.out}: {size_bytes / 1e9:.2f} GB, "
         f"{share:.1%} of the U-Net's multiply-adds in 8 bits, "

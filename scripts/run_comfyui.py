@@ -44,10 +44,10 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("comfyui-run"), help="Folder of the results."
     )
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as base:
-        comfyui = ComfyUI(given.comfyui, given.python, Path(base), given.out)
+        comfyui = ComfyUI(arguments.comfyui, arguments.python, Path(base), arguments.out)
         try:
             comfyui.run_all()
         finally:
@@ -130,10 +130,10 @@ class ComfyUI:
             if one["type"] == "output"
         )
         (self._out / name).write_bytes(self.get(f"/view?{urlencode(saved)}"))
-        frames, found = (
+        frames, saved_frames = (
             sum(1 for _ in read_frames(each)) for each in (self._clip, self._out / name)
         )
-        assert found == frames, f"{name}: {found} pictures instead of {frames}"
+        assert saved_frames == frames, f"{name}: {saved_frames} pictures instead of {frames}"
         sound_s = float(audio_duration_s(self._out / name))
         assert abs(sound_s - frames / 25) < 0.1, f"{name}: {sound_s} s of sound"
 

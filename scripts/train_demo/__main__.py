@@ -77,16 +77,16 @@ def main() -> None:
         "--processes", type=int, default=2, help="processes that synthesize speech and render clips"
     )
     parser.add_argument("--device", default="cuda", help="PyTorch device for training")
-    given = parser.parse_args()
-    given.work.mkdir(parents=True)
-    speech = synthesize(range(FULL.seed, FULL.seed + FULL.recordings), given.processes)
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True)
+    speech = synthesize(range(FULL.seed, FULL.seed + FULL.recordings), arguments.processes)
     train(
         speech,
         FULL,
-        TrainingContext(given.work, torch.device(given.device), FULL.seed),
-        given.processes,
+        TrainingContext(arguments.work, torch.device(arguments.device), FULL.seed),
+        arguments.processes,
     )
-    print(make_bundle(given.work / "checkpoints", given.work / "bundle", RESOLUTION_PX))
+    print(make_bundle(arguments.work / "checkpoints", arguments.work / "bundle", RESOLUTION_PX))
 
 
 def train(recorded: Speech, settings: Settings, context: TrainingContext, processes: int) -> None:
