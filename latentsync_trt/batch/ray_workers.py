@@ -35,7 +35,9 @@ from latentsync_trt.types import NoticeCallback
 from latentsync_trt.version import __version__
 
 _CONNECT_S = 30.0
+"""Time in which Ray must connect to a cluster."""
 _REACH_S = 5.0
+"""Time in which the cluster's address must accept a connection."""
 
 
 def ray_workers(
@@ -75,8 +77,9 @@ class ClusterPlan:
 
     workers: int
     gpus: int
+    """Of each worker: 1, or 0 where it runs on the CPU."""
     cpus: int
-    """CPU cores."""
+    """CPU cores of each worker."""
 
 
 def plan_cluster(
@@ -254,8 +257,10 @@ def connect(address: str) -> Any:
 
 
 @contextmanager
-def _translate_ray_errors(what: str) -> Iterator[None]:
-    """Turns errors of Ray into `ChildLost`, or `InputError` where another attempt is useless."""
+def _translate_ray_errors(place: str) -> Iterator[None]:
+    """Turns errors of Ray into `ChildLost`, or `InputError` where another attempt is useless;
+    `place`: where they happen, for messages.
+    """
     import ray
 
     try:
@@ -263,8 +268,8 @@ def _translate_ray_errors(what: str) -> Iterator[None]:
     except ray.exceptions.RayError as error:
         if "failed to import" in str(error) or "No module named" in str(error):
             cure = f"install latentsync-trt {__version__} with the extra cluster there"
-            raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
+            raise InputError(f"{place}: the node cannot load latentsync_trt; {cure}") from error
         first_line = str(error).strip().partition("\n")[0]  # below are tables of ids
-        raise ChildLost(f"{what}: {first_line}") from error
+        raise ChildLost(f"{place}: {first_line}") from error
     except ConnectionError as error:  # of `ray://`
-        raise ChildLost(f"{what}: the cluster does not answer: {error}") from error
+        raise ChildLost(f"{place}: the cluster does not answer: {error}") from error

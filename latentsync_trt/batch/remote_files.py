@@ -19,12 +19,15 @@ from latentsync_trt.errors import (
 
 _URL_START = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _SECRET_PARTS = re.compile(r"(://)[^/\s'\"@]*@|[?#][^\s'\"]*")
+"""User and password of a URL, or its query and fragment."""
 _QUOTED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"]+")
 
 _READ_ONLY = ("http", "https")
-# Their objects appear when the last byte has arrived, or never.
+"""Protocols that take no files."""
 _WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2")
-_LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
+"""Protocols whose files appear when the last byte has arrived, or never."""
+_LONGEST_NAME = 60
+"""Characters of a file name: in UTF-8 at most 240 bytes, and file systems allow 255."""
 
 
 def is_url(text: str) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from latentsync_trt.bench.run import Setting
 
 _NOT_FOR_BENCH = ("build", "preset", "verify")
+"""Options of `sync` that `bench` decides itself, or has in another form."""
 
 _BENCH_HEADS = ("what", "median", "rate", "longest parts", "graphs", "memory", "on the GPU", "lips")
 

@@ -45,10 +45,6 @@ class CompareRequest:
     quiet: bool = flags.quiet_option()
     as_json: bool = flags.json_option()
 
-    @property
-    def inputs(self) -> list[Path]:
-        return [Path(path) for path in (self.a, self.b, self.video, self.audio) if path is not None]
-
 
 @click.command("compare")
 @flags.takes(CompareRequest)
@@ -56,7 +52,9 @@ def compare(request: CompareRequest) -> None:
     """A and B are two bundles, as for `--bundle`, or two finished videos of the clip `--video`."""
     output = request.output
     page_path(output, "--output", overwrite=request.overwrite)
-    check_output_path(output.with_suffix(".mp4"), *request.inputs, overwrite=request.overwrite)
+    files = (request.a, request.b, request.video, request.audio)
+    inputs = [Path(file) for file in files if file is not None]
+    check_output_path(output.with_suffix(".mp4"), *inputs, overwrite=request.overwrite)
     bundles = _bundles_of(request)
     network = open_syncnet(request.runtime.syncnet)
     options = SideOptions(request.provider, request.sync, request.runtime)

@@ -27,9 +27,9 @@ class LiveRequest:
     video: Path = flags.command_field(
         None, "Idle clip: one face in one shot, up to a minute.", group=LIVE, required=True
     )
-    host: str = host_option(LIVE)
-    port: int = port_option(LIVE, 8001)
-    no_key: bool = no_key_option(LIVE)
+    host: str = host_option(group=LIVE)
+    port: int = port_option(8001, group=LIVE)
+    no_key: bool = no_key_option(group=LIVE)
     stun: str | None = flags.command_field(
         None,
         "STUN server, as stun:host:3478.  [default: none is asked]",

@@ -4,6 +4,7 @@ import os
 import warnings
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -24,36 +25,27 @@ _KEY = "LATENTSYNC_TRT_API_KEY"
 _MIN_KEY_LENGTH = 16
 
 
-def host_option(group: str) -> Any:
-    return flags.command_field("127.0.0.1", "Address to listen at.", group=group)
-
-
-def port_option(group: str, default: int) -> Any:
-    kind = click.IntRange(0, 65535)
-    return flags.command_field(default, "0 takes a free one.", group=group, type=kind)
-
-
-def no_key_option(group: str) -> Any:
-    return flags.command_field(
-        False, f"Let other machines in without a key (${_KEY}).", group=group
-    )
-
-
-def _folder_option(group: str) -> Any:
-    return flags.command_field(
-        None,
-        "Folder of jobs, with --ray a shared one.  [default: the user's]",
-        group=group,
-        folder=True,
-    )
+host_option = partial(flags.command_field, "127.0.0.1", "Address to listen at.")
+port_option = partial(
+    flags.command_field, help_text="0 takes a free one.", type=click.IntRange(0, 65535)
+)
+no_key_option = partial(
+    flags.command_field, False, f"Let other machines in without a key (${_KEY})."
+)
+_folder_option = partial(
+    flags.command_field,
+    None,
+    "Folder of jobs, with --ray a shared one.  [default: the user's]",
+    folder=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    host: str = host_option("Service")
-    port: int = port_option("Service", 8000)
-    no_key: bool = no_key_option("Service")
-    folder: Path | None = _folder_option("Service")
+    host: str = host_option(group="Service")
+    port: int = port_option(8000, group="Service")
+    no_key: bool = no_key_option(group="Service")
+    folder: Path | None = _folder_option(group="Service")
     limits: Limits = flags.options_of()
     bundle: str | None = flags.bundle_option()
     provider: str = flags.provider_option()
@@ -64,10 +56,10 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UiRequest(ServeRequest):
-    host: str = host_option("Page")
-    port: int = port_option("Page", 7860)
-    no_key: bool = no_key_option("Page")
-    folder: Path | None = _folder_option("Page")
+    host: str = host_option(group="Page")
+    port: int = port_option(7860, group="Page")
+    no_key: bool = no_key_option(group="Page")
+    folder: Path | None = _folder_option(group="Page")
 
 
 @click.command("serve")

@@ -82,10 +82,7 @@ class _FrameTrack(aiortc.MediaStreamTrack):
 
 
 class Call:
-    """Open until `close`, which closes the session, too.
-
-    `sockets`: told when an utterance has been heard, and closed with the call.
-    """
+    """A connection that is open until `close`, which closes the session, too."""
 
     def __init__(
         self, session: LiveSession, *, stun: str | None = None, on_close: Callable[[], object]
@@ -95,6 +92,7 @@ class Call:
         """
         self.session = session
         self.sockets = set[WebSocket]()
+        """They are told when an utterance is complete, and are closed with the call."""
         self._on_close = on_close
         self._tasks = set[asyncio.Task[None]]()
         self._closing = asyncio.Lock()

@@ -68,15 +68,15 @@ class Pool:
     """Calls functions in a few children, one call at a time in each. Thread-safe."""
 
     def __init__(
-        self, what: str, count: int, most_bytes: float = _CALL_BYTES, most_s: float = _CALL_S
+        self, task: str, count: int, most_bytes: float = _CALL_BYTES, most_s: float = _CALL_S
     ) -> None:
         """
         Args:
-            what: names the calls in messages.
+            task: what a call does, for messages.
             count: of children.
             most_bytes, most_s: memory and time that a call may take.
         """
-        self._what = what
+        self._task = task
         self._most_bytes = most_bytes
         self._most_s = most_s
         self._idle = LifoQueue[Child | None]()
@@ -105,7 +105,7 @@ class Pool:
             return self._call(order, watch)
         except ChildLost as error:
             died = f"two processes for it died, at last with {error.ended}"
-            raise ChildLost(f"{self._what}: {died}; try again later") from error
+            raise ChildLost(f"{self._task}: {died}; try again later") from error
 
     def close(self) -> None:
         """Ends calls, with an error, and children."""
@@ -156,11 +156,11 @@ class Pool:
     def _ask(self, watch: OnProgress) -> None:
         watch(None)
         if self._closed:
-            raise LatentSyncError(f"{self._what}: broken off, as the program stops")
+            raise LatentSyncError(f"{self._task}: broken off, as the program stops")
 
     def _too_large(self, most_s: float) -> TooLarge:
         most = f"{most_s:g} s or {self._most_bytes / 1e9:.2g} GB of memory, the most here"
-        return TooLarge(f"{self._what}: takes more than {most}; send smaller or shorter files")
+        return TooLarge(f"{self._task}: takes more than {most}; send smaller or shorter files")
 
 
 def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:

@@ -55,6 +55,7 @@ _LABELS = {
 
 FILE_FIELDS = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
+"""A flag in a help text."""
 
 _pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
 _pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
