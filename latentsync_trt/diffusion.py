@@ -5,7 +5,7 @@ the network's inputs.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log
+from math import inf, log
 
 import numpy as np
 
@@ -24,9 +24,10 @@ _BETA_FIRST = 0.00085
 _BETA_LAST = 0.012
 _STEPS_OFFSET = 1
 
-# With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near
-# the clean image.
 _STEPS_FOR_HIGH_ORDER_END = 15
+"""With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near
+the clean image.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,15 +107,14 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     visited = timesteps(steps, trailing=True)
     signal = alphas_cumprod()
     levels = [float(signal[timestep]) for timestep in (*visited, 0)]
-    log_ratios = [log(level / (1 - level)) / 2 for level in levels]
-    widths = [then - now for now, then in pairwise(log_ratios)]
-    weights = [0.0]
-    for previous_width, width in pairwise(widths):
-        weights.append(width / (2 * previous_width))
-    if steps < _STEPS_FOR_HIGH_ORDER_END:
-        weights[-1] = 0.0
     updates = []
-    for timestep, (now, then), weight in zip(visited, pairwise(levels), weights, strict=True):
+    width = inf
+    for timestep, (now, then) in zip(visited, pairwise(levels), strict=True):
+        previous_width = width
+        width = log(then / (1 - then)) / 2 - log(now / (1 - now)) / 2
+        weight = width / (2 * previous_width)
+        if timestep == visited[-1] and steps < _STEPS_FOR_HIGH_ORDER_END:
+            weight = 0.0
         updates.append(Step(timestep, _dpmpp_coefficients(now, then, weight)))
     return tuple(updates)
 

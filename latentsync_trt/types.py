@@ -22,6 +22,8 @@ Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 Complex128Array = NDArray[np.complex128]
 BoolArray = NDArray[np.bool_]
+SpanSeconds = tuple[float, float]
+"""Begin and end of a span, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +374,7 @@ class SyncReport:
         return self.wall_s - self.startup_s - self.finish_s
 
 
-def within(times_s: Float64Array, spans_s: Sequence[tuple[float, float]]) -> BoolArray:
+def within(times_s: Float64Array, spans_s: Sequence[SpanSeconds]) -> BoolArray:
     """Returns whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
     edges = np.array(spans_s, np.float64).reshape(-1)
     return np.asarray(np.searchsorted(edges, times_s, side="right") % 2 == 1, np.bool_)

@@ -27,7 +27,7 @@ from latentsync_trt.audio.mel import (
 )
 from latentsync_trt.config import MODEL_FPS, AudioSegments
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, SpanSeconds
 
 FEATURES_PER_S = 50
 
@@ -61,13 +61,16 @@ EncodeMel = Callable[[Float32Array], Float32Array]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a recording that the encoder sees at once."""
+    """A piece of a recording, of `SEGMENT_FEATURES`, that the encoder sees at once."""
 
-    encoded: range
-    """The features of the recording that it has, up to `SEGMENT_FEATURES`."""
+    start: int
+    """The feature of the recording with which it begins."""
     used: range
-    """Those that are taken from it."""
+    """The features of the recording that are taken from it."""
 
+
+FindSpans = Callable[[], Iterable[SpanSeconds]]
+"""Returns starts and ends of speech in seconds, ascending."""
 
 Plan = Callable[[int], Sequence[Segment]]
 """Segments for a recording of so many features; what they use is the whole recording, in order."""
@@ -77,22 +80,19 @@ def public_segments(total: int) -> list[Segment]:
     """Cuts `total` features as the public release does: every 30 s, without overlap."""
     segments = []
     for start in range(0, total, SEGMENT_FEATURES):
-        end = start + SEGMENT_FEATURES
-        segments.append(Segment(range(start, end), range(start, min(end, total))))
+        end = min(start + SEGMENT_FEATURES, total)
+        segments.append(Segment(start, range(start, end)))
     return segments
 
 
-def joined_segments(
-    total: int, speech_s: Callable[[], Iterable[tuple[float, float]]]
-) -> list[Segment]:
+def joined_segments(total: int, speech_s: FindSpans) -> list[Segment]:
     """Cuts `total` features into segments of 30 s that overlap by at least 10 s, joined in the
     longest pause of each overlap, else in its middle.
 
     A `total` of up to 30 s makes one segment.
 
     Args:
-        speech_s: returns starts and ends of speech in seconds, ascending; called only where there
-            is something to cut.
+        speech_s: called only where there is something to cut.
     """
     if total <= SEGMENT_FEATURES:
         return public_segments(total)
@@ -106,8 +106,7 @@ def joined_segments(
     joints.append(total)
     segments = []
     for start, (first, end) in zip(starts, pairwise(joints), strict=True):
-        encoded = range(start, start + SEGMENT_FEATURES)
-        segments.append(Segment(encoded, used=range(first, end)))
+        segments.append(Segment(start, range(first, end)))
     return segments
 
 
@@ -118,7 +117,7 @@ def _segment_starts(total: int) -> list[int]:
     return [number * last // count for number in range(count + 1)]
 
 
-def _pauses(total: int, speech_s: Iterable[tuple[float, float]]) -> list[range]:
+def _pauses(total: int, speech_s: Iterable[SpanSeconds]) -> list[range]:
     """Returns what lies between spans of speech, also before the first and after the last."""
     pauses = []
     pause_start = 0
@@ -140,10 +139,8 @@ def _joint(overlap: range, pauses: Iterable[range]) -> int:
     return (chosen.start + chosen.stop) // 2
 
 
-def segment_plan(
-    segments: AudioSegments, speech_s: Callable[[], Iterable[tuple[float, float]]]
-) -> Plan:
-    """Returns how recordings are cut; `speech_s` as in `joined_segments`."""
+def segment_plan(segments: AudioSegments, speech_s: FindSpans) -> Plan:
+    """Returns how recordings are cut."""
     if segments == "public":
         return public_segments
     return partial(joined_segments, speech_s=speech_s)
@@ -284,16 +281,16 @@ def _encode_segments(
     held = np.zeros((MEL_BANDS, 0), np.float32)
     first = 0
     for segment in segments:
-        start = segment.encoded.start
-        size = len(segment.encoded) * _MEL_FRAMES_PER_FEATURE
-        held = held[:, start * _MEL_FRAMES_PER_FEATURE - first :]
-        first = start * _MEL_FRAMES_PER_FEATURE
-        while held.shape[1] < size:
+        start = segment.start * _MEL_FRAMES_PER_FEATURE
+        held = held[:, start - first :]
+        first = start
+        while held.shape[1] < SEGMENT_FRAMES:
             block = next(blocks, None)
             if block is None:
                 break
             held = np.concatenate([held, block], axis=1)
-        mel = held[:, :size]
+        mel = held[:, :SEGMENT_FRAMES]
         padded = np.pad(mel, ((0, 0), (0, SEGMENT_FRAMES - mel.shape[1])))
         features = encode_mel(padded[None])[0]
-        yield features[segment.used.start - start : segment.used.stop - start]
+        used = segment.used
+        yield features[used.start - segment.start : used.stop - segment.start]

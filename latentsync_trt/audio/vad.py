@@ -17,7 +17,14 @@ import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true, within
+from latentsync_trt.types import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    SpanSeconds,
+    runs_of_true,
+    within,
+)
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"
 
@@ -88,7 +95,7 @@ t).
 class Speech:
     """When somebody speaks in a recording."""
 
-    spans_s: tuple[tuple[float, float], ...]
+    spans_s: tuple[SpanSeconds, ...]
     """Starts and ends of speech in seconds, ascending, apart, with margins."""
     loud_s: tuple[float, ...] = ()
     """When parts of half a second begin that are as loud as the speech, but none."""
@@ -230,11 +237,11 @@ def steps_of(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         yield np.pad(held, (0, -len(held) % STEP)).reshape(-1, STEP)
 
 
-def speech_spans(chances: Float32Array) -> tuple[tuple[float, float], ...]:
+def speech_spans(chances: Float32Array) -> tuple[SpanSeconds, ...]:
     """Returns spans of speech with their margins, in seconds, from its probability in each step
     `(n,)`.
     """
-    spans: list[tuple[float, float]] = []
+    spans: list[SpanSeconds] = []
     for start, end in runs_of_true(_is_speech(chances)):
         start_s = start * STEP_S
         if spans and start_s - spans[-1][1] < LEAST_PAUSE_S:

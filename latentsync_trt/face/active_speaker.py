@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.geometry import POINTS
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, runs_of_true, within
+from latentsync_trt.types import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    SpanSeconds,
+    runs_of_true,
+    within,
+)
 
 _LEAST_TURN_S = 0.4
 """No one speaks for less, and a shorter pause does not divide what somebody says."""
@@ -88,7 +95,7 @@ class Turn:
 class Voice:
     """What is heard."""
 
-    spans_s: Sequence[tuple[float, float]]
+    spans_s: Sequence[SpanSeconds]
     """When somebody speaks."""
     levels_db: Float64Array
     """How loud it is above 700 Hz, where an open mouth is heard, at `MODEL_FPS` from time 0 of the

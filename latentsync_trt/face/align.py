@@ -107,18 +107,13 @@ def align(
         bias = residual
     else:
         bias = (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
-    linear = _rotation_and_scale(face, pose)
-    shift = pose.center - linear * face.center + bias
-    x_row = [linear.real, -linear.imag, shift.real]
-    y_row = [linear.imag, linear.real, shift.imag]
-    return np.array([x_row, y_row]), bias
-
-
-def _rotation_and_scale(face: _Shape, pose: _Shape) -> complex:
-    """Returns the factor, without reflection, that brings a face closest to a pose."""
+    # The factor, without reflection, that brings the face closest to the pose.
     pairs = zip(pose.points, face.points, strict=True)
     angle = phase(sum(in_pose * in_face.conjugate() for in_pose, in_face in pairs))
-    return rect(pose.spread / face.spread, angle)
+    linear = rect(pose.spread / face.spread, angle)
+    shift = pose.center - linear * face.center + bias
+    matrix = [[linear.real, -linear.imag, shift.real], [linear.imag, linear.real, shift.imag]]
+    return np.array(matrix), bias
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
@@ -186,10 +181,10 @@ def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
     """Returns the face's matrix for a crop resized to `size_px`; pixel centers are half a pixel
     from the edge in both sizes.
     """
-    rows = []
-    for row, new_px, old_px in zip(face.matrix.tolist(), size_px, face.crop_size_px, strict=True):
-        rows.append(scaled_row(row, new_px / old_px))
-    return np.array(rows)
+    x_row, y_row = face.matrix.tolist()
+    x_scale = size_px[0] / face.crop_size_px[0]
+    y_scale = size_px[1] / face.crop_size_px[1]
+    return np.array([scaled_row(x_row, x_scale), scaled_row(y_row, y_scale)])
 
 
 def scaled_row(row: Sequence[float], scale: float) -> list[float]:

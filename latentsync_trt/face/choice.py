@@ -84,10 +84,8 @@ class Chooser:
     def _correct_person(self, faces: Iterable[TrackedDetection]) -> None:
         """Takes the person whom the last chosen track is known to show now."""
         last = self._last
-        if last is None:
-            return
         for face in faces:
-            if face.track_id == last.track_id:
+            if last is not None and face.track_id == last.track_id:
                 self._chosen = [
                     face.person if person == last.person else person for person in self._chosen
                 ]
@@ -148,13 +146,14 @@ class RunAligner:
         aligned = {}
         for key, face in faces.items():
             before = self._last.get(key)
+            bias = None
             if before is None:
                 track_id = self._next_id
                 self._next_id += 1
-                matrix, bias = align(face.points, None, self._resolution_px)
             else:
                 track_id = before.track_id
-                matrix, bias = align(face.points, before.bias, self._resolution_px)
+                bias = before.bias
+            matrix, bias = align(face.points, bias, self._resolution_px)
             aligned[key] = TrackedFace(face, track_id, matrix, bias)
         self._last = aligned
         return aligned

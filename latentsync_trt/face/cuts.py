@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.align import scaled_row
-from latentsync_trt.face.geometry import MESH_SIDE_PX, Region
+from latentsync_trt.face.geometry import MESH_SIDE_PX, Region, as_complex
 from latentsync_trt.face.identity import look_of
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
 
@@ -137,7 +137,7 @@ class View:
 def _shape_of(landmarks: Float32Array | None) -> Complex128Array | None:
     if landmarks is None:
         return None
-    shape: Complex128Array = landmarks.astype(np.float64, "C").view(np.complex128)[:, 0]
+    shape = as_complex(landmarks)
     shape -= shape.mean()
     size = sqrt(np.vdot(shape, shape).real / len(shape))
     shape /= size or 1

@@ -1,6 +1,6 @@
 """Face detection with MediaPipe's BlazeFace and FaceMesh networks; see Bazarevsky et al. 2019."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import ceil, inf, pi
@@ -10,7 +10,14 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.blaze import BlazeModel, decoded
-from latentsync_trt.face.geometry import SAME_FACE_IOU, Region, face_of, overlap
+from latentsync_trt.face.geometry import (
+    SAME_FACE_IOU,
+    Region,
+    box_middle,
+    box_size,
+    face_of,
+    overlap,
+)
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
@@ -184,8 +191,7 @@ def _letterboxed(frame: UInt8Array, side_px: int) -> tuple[Float32Array, Float32
 def _is_middle_in(points: Float32Array, face: Face) -> bool:
     """Whether the middle of a candidate's box `points[:2]` is in the middle half of a face's."""
     middle = points[:2].mean(axis=0)
-    center = (face.box[:2] + face.box[2:]) / 2
-    return bool((np.abs(middle - center) < (face.box[2:] - face.box[:2]) / 4).all())
+    return bool((np.abs(middle - box_middle(face)) < box_size(face) / 4).all())
 
 
 def _tiles(width_px: int, height_px: int) -> list[tuple[slice, slice]]:
@@ -197,12 +203,13 @@ def _tiles(width_px: int, height_px: int) -> list[tuple[slice, slice]]:
     if longest * step < _TILE_PX:
         return []
     side = max(_TILE_PX, ceil(longest / (1 + (_MOST_TILES_ALONG - 1) * step)))
-    rows = [slice(top, top + side) for top in _tile_starts(height_px, side)]
-    columns = [slice(left, left + side) for left in _tile_starts(width_px, side)]
-    return list(product(rows, columns))
+    return list(product(_tiles_along(height_px, side), _tiles_along(width_px, side)))
 
 
-def _tile_starts(length_px: int, side_px: int) -> list[int]:
+def _tiles_along(length_px: int, side_px: int) -> Iterator[slice]:
+    """Yields where tiles lie along one side of a picture."""
     room = length_px - side_px
     count = 1 + max(0, ceil(room / (side_px * (1 - _TILE_OVERLAP))))
-    return [round(number * room / max(1, count - 1)) for number in range(count)]
+    for number in range(count):
+        start = round(number * room / max(1, count - 1))
+        yield slice(start, start + side_px)

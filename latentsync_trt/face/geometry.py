@@ -60,12 +60,12 @@ def iou(one: Float32Array, other: Float32Array) -> float:
     other_left, other_top, other_right, other_bottom = other.tolist()
     shared_width = min(right, other_right) - max(left, other_left)
     shared_height = min(bottom, other_bottom) - max(top, other_top)
-    shared = max(shared_width, 0.0) * max(shared_height, 0.0)
-    if not shared:
+    if shared_width <= 0 or shared_height <= 0:
         return 0.0
-    area = (right - left) * (bottom - top)
-    other_area = (other_right - other_left) * (other_bottom - other_top)
-    return shared / (area + other_area - shared)
+    shared = shared_width * shared_height
+    areas = (right - left) * (bottom - top)
+    areas += (other_right - other_left) * (other_bottom - other_top)
+    return shared / (areas - shared)
 
 
 def overlap(face: Face, others: Iterable[Face]) -> float:
@@ -188,16 +188,31 @@ def face_of(mesh: Float32Array, logit: float) -> Face:
     return Face(box.astype(np.float32), points.astype(np.float32), score, planar)
 
 
+def box_size(face: Face) -> Float32Array:
+    """Returns width and height of a face's box, `(2,)`."""
+    return face.box[2:] - face.box[:2]
+
+
+def box_middle(face: Face) -> Float32Array:
+    """Returns x and y of the middle of a face's box, `(2,)`."""
+    return np.asarray((face.box[:2] + face.box[2:]) / 2, np.float32)
+
+
+def longer_side(face: Face) -> float:
+    """Returns the length of the longer side of a face's box."""
+    return float(box_size(face).max())
+
+
 def box_area(face: Face) -> float:
     """Returns the area of a face's box in square pixels."""
-    return float(np.prod(face.box[2:] - face.box[:2]))
+    return float(np.prod(box_size(face)))
 
 
 def is_usable(face: Face, *, turned: bool = False) -> bool:
     """Whether a face, in square pixels, is large, frontal and upright enough to be aligned;
     `turned`: whether it would be, but lies on its side or is upside down.
     """
-    width, height = (face.box[2:] - face.box[:2]).tolist()
+    width, height = box_size(face).tolist()
     if width < LEAST_WIDTH_PX or height < LEAST_HEIGHT_PX:
         return False
     if not _LEAST_ASPECT <= width / height <= _MOST_ASPECT or not np.isfinite(face.points).all():
@@ -260,8 +275,7 @@ def distance_moved(before: Face, face: Face) -> float:
     before.
     """
     shift = (face.box[:2] + face.box[2:] - before.box[:2] - before.box[2:]) / 2
-    side = float((before.box[2:] - before.box[:2]).max())
-    return float(np.hypot(*shift) / max(side, 1.0))
+    return float(np.hypot(*shift) / max(longer_side(before), 1.0))
 
 
 def between(one: Face, other: Face, part: float) -> Face:

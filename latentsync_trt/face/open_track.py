@@ -8,7 +8,13 @@ from fractions import Fraction
 import numpy as np
 
 from latentsync_trt.face.cuts import MOST_COMPARED, SceneHistory, Surroundings, View, shape_change
-from latentsync_trt.face.geometry import SAME_FACE_IOU, distance_moved, overlap
+from latentsync_trt.face.geometry import (
+    SAME_FACE_IOU,
+    box_middle,
+    distance_moved,
+    longer_side,
+    overlap,
+)
 from latentsync_trt.face.identity import LOOK_REACH, Person, SteadyLook
 from latentsync_trt.face.search import FARTHEST_MOVE
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture
@@ -135,8 +141,8 @@ def is_worse(view: View, track: OpenTrack, other: OpenTrack) -> bool:
 
 def _reach(face: Face) -> tuple[Float32Array, Float32Array]:
     """Returns the upper left and lower right corner of face and hair."""
-    middle = (face.box[:2] + face.box[2:]) / 2
-    reach = float((face.box[2:] - face.box[:2]).max()) * np.array(LOOK_REACH, np.float32)
+    middle = box_middle(face)
+    reach = longer_side(face) * np.array(LOOK_REACH, np.float32)
     return middle - reach, middle + reach
 
 

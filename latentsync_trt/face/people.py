@@ -14,11 +14,17 @@ import numpy as np
 
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.active_speaker import MOUTH_VALUES, mouth_of
-from latentsync_trt.face.geometry import LEAST_HEIGHT_PX, LEAST_WIDTH_PX, turned_aside
+from latentsync_trt.face.geometry import (
+    LEAST_HEIGHT_PX,
+    LEAST_WIDTH_PX,
+    box_middle,
+    longer_side,
+    turned_aside,
+)
 from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.types import Face, Frame, Interval, Picture, UInt8Array
+from latentsync_trt.types import Face, Frame, Interval, Picture, SpanSeconds, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""
@@ -51,7 +57,7 @@ class PersonSummary:
     """What is known of one person of a clip."""
 
     number: int
-    times_s: tuple[tuple[float, float], ...]
+    times_s: tuple[SpanSeconds, ...]
     """Begin and end of each time in which the person is seen."""
     seen_s: float
     """The sum of these times."""
@@ -59,7 +65,7 @@ class PersonSummary:
     """The median height of the face."""
     frontal: float
     """Share of the time in which the face looks into the camera, or less than about 25° aside."""
-    speaks: tuple[tuple[float, float], ...] = ()
+    speaks: tuple[SpanSeconds, ...] = ()
     """Begin and end of each time in which the person speaks."""
 
 
@@ -155,8 +161,8 @@ class PeopleCollector:
 
 def _portrait(picture: Picture, face: Face) -> UInt8Array:
     """Returns the face and what is around it, white beyond the picture."""
-    side = float((face.box[2:] - face.box[:2]).max()) * _PORTRAIT_SCALE
-    left, top = ((face.box[:2] + face.box[2:]) / 2 - side / 2).tolist()
+    side = longer_side(face) * _PORTRAIT_SCALE
+    left, top = (box_middle(face) - side / 2).tolist()
     rows = slice(max(0, int(top)), int(top + side))
     columns = slice(max(0, int(left)), int(left + side))
     part = np.asarray(picture[rows, columns])

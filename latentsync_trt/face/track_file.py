@@ -26,7 +26,7 @@ from latentsync_trt.face.tracker import FrameFaces, TrackedDetection
 from latentsync_trt.files import whole_file
 from latentsync_trt.option_fields import from_json
 from latentsync_trt.paths import read_text
-from latentsync_trt.types import Face, Float64Array, VideoInfo
+from latentsync_trt.types import Face, Float64Array, SpanSeconds, VideoInfo
 
 COLUMNS = 11
 """Numbers of a row."""
@@ -41,6 +41,8 @@ _SAME_DURATION_S = 0.5
 _Number = Annotated[float, Meta(ge=-1e6, le=1e6)]
 """Seconds or pixels."""
 _Row = Annotated[list[_Number], Meta(min_length=COLUMNS, max_length=COLUMNS)]
+_Times = list[tuple[_Number, _Number]]
+"""Begin and end of each span, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Tracks:
     def people(self) -> tuple[int, ...]:
         return tuple(sorted({span.person for span in self.spans}))
 
-    def turns_of(self, person: int | None) -> tuple[tuple[float, float], ...]:
+    def turns_of(self, person: int | None) -> tuple[SpanSeconds, ...]:
         """Returns start and end of each time at which a person speaks, None = somebody who is not
         seen.
         """
@@ -139,7 +141,7 @@ class _SpanFields:
 class _PersonFields:
     person: Annotated[int, Meta(ge=0)]
     spans: list[_SpanFields]
-    speaks: list[tuple[_Number, _Number]] | None = None
+    speaks: _Times | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class _FileFields:
     clip: ClipMark
     shots_s: tuple[_Number, ...]
     people: list[_PersonFields]
-    unseen_speaks: list[tuple[_Number, _Number]] | None = None
+    unseen_speaks: _Times | None = None
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:
@@ -240,9 +242,7 @@ def _turns(file: _FileFields) -> tuple[Turn, ...] | None:
     return tuple(turns)
 
 
-def _turns_of(
-    person: int | None, times_s: list[tuple[float, float]] | None, where: str
-) -> list[Turn]:
+def _turns_of(person: int | None, times_s: _Times | None, where: str) -> list[Turn]:
     turns = []
     for number, (start_s, end_s) in enumerate(times_s or ()):
         if start_s >= end_s:
