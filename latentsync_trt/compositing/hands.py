@@ -78,6 +78,11 @@ _WRIST = 0
 _ACROSS = np.array([0.25, 0.5, 0.25])
 """Weights of the knuckles of three fingers, the mean of which is where a hand points to."""
 _WITHOUT_ENDS = np.array([0, 1, 2, 3, 5, 6, 9, 10, 13, 14, 17, 18])
+_PALM_ASPECT = 1.1
+"""Distance from the wrist to the middle knuckle of an open hand, in widths of the palm, as the
+network returns them. Where a palm is seen from the side, the network's width is too small, and the
+length tells the width.
+"""
 _FINGERS = (5, 9, 13, 17)
 """Knuckles of the four fingers; the thumb begins at 1."""
 
@@ -185,7 +190,7 @@ class HandFinder:
         image = region.cut(picture, _HAND_PX)
         landmarks, score, *_ = self._hand_graph.run({"image": image})
         spatial = landmarks.reshape(21, 3)
-        palm_px = float(np.linalg.norm(spatial[5] - spatial[17])) * region.side_px / _HAND_PX
+        palm_px = _palm_width(spatial) * region.side_px / _HAND_PX
         side_px = float((face.box[2:] - face.box[:2]).max())
         if score.item() < _LEAST_HAND_SCORE or palm_px < _LEAST_PALM * side_px:
             return None
@@ -227,6 +232,13 @@ def _outlines(hand: Hand) -> list[Float32Array]:
     circles = centers[:, None] + radii[:, None, None] * _CIRCLE
     hulls = [cv2.convexHull(circles[part].reshape(-1, 2).astype(np.float32)) for part in _PARTS]
     return [np.asarray(hull[:, 0], np.float32) for hull in hulls]
+
+
+def _palm_width(spatial: Float32Array) -> float:
+    """Returns the width of a palm by a hand's points `(21, 3)`, in their unit."""
+    width = float(np.linalg.norm(spatial[5] - spatial[17]))
+    length = float(np.linalg.norm(spatial[_WRIST] - spatial[9]))
+    return max(width, length / _PALM_ASPECT)
 
 
 def _region_of_palm(palm: Float32Array) -> Region:
