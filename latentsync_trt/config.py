@@ -169,6 +169,11 @@ class SyncOptions:
         group=FACES,
         advanced=True,
     )
+    keep_mask: str | Path | None = option(
+        None,
+        "Picture of the video's size, or video of its length: what is white there stays as it is.",
+        group=FACES,
+    )
     enhancer: str | None = option(
         None,
         "Improves each painted face: the name of an installed "

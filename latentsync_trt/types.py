@@ -226,6 +226,16 @@ class AlignedFace:
     """Width and height of the crop before it is resized to H×H."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameMask:
+    """A part of a frame that stays as it is in the source."""
+
+    from_frame: Float64Array
+    """Shape `(2, 3)`: frame pixels → pixels of the mask."""
+    levels: UInt8Array
+    """255 where the source stays, 0 where it may be painted over, uint8 `(h, w)`."""
+
+
 class Denoiser(Protocol):
     """Holds the latents of one window and updates them step by step."""
 

@@ -275,7 +275,7 @@ def untouched_in(jobs: Iterable[FrameJob]) -> list[Interval]:
     """When none of the faces in these jobs was chosen, though faces were wanted."""
     stats = FaceStats()
     for job in jobs:
-        stats.add(job.frame, job.seen, has_face=job.has_face)
+        stats.add(job.frame, job.seen, has_face=bool(job.chosen))
     return stats.untouched
 
 

@@ -18,6 +18,7 @@ from latentsync_trt.types import (
     Face,
     Float32Array,
     Float64Array,
+    FrameMask,
     Picture,
     UInt16Array,
 )
@@ -49,6 +50,8 @@ class Blend:
     """Shapes `(n, 2)` in frame pixels: nothing changes outside their union; none = no limit."""
     color: Float32Array | None = None
     """An affine change of RGB levels, `(3, 4)`; None leaves the colors as they were painted."""
+    kept: tuple[FrameMask, ...] = ()
+    """What stays as it is in the frame."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

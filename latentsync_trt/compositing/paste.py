@@ -166,6 +166,10 @@ def _weight(
     _blur(opaque, feather_x, feather_y)
     weight *= opaque
     _limit(weight, blend.limits, area)
+    for mask in blend.kept:
+        levels = np.divide(mask.levels, 255, dtype=np.float32)
+        to_mask = shifted(mask.from_frame, area.left, area.top)
+        weight *= 1 - _warped(levels, to_mask, area.size_px)
     cv2.threshold(weight, _VISIBLE_OPACITY, 0, cv2.THRESH_TOZERO, dst=weight)
     return np.minimum(weight, np.float32(1), out=weight)
 

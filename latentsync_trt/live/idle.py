@@ -116,7 +116,7 @@ def _frames_with_face(
     frames = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
     with closing(finder.cut_out(finder.find(prefetch(frames, name="decode")))) as jobs:
         for job in jobs:
-            stats.add(job.frame, job.seen, has_face=job.has_face)
+            stats.add(job.frame, job.seen, has_face=bool(job.chosen))
             where = (
                 f"after {float(job.frame.time_s):.2f} s; an idle clip is one shot of one face: cut "
                 "it there"

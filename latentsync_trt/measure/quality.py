@@ -36,7 +36,7 @@ _PICTURE_HEIGHT_PX = 240
 _MARGIN_SHARE = 0.15
 """How much of the face's size is shown around it on each side: seams lie at its edge."""
 
-_OPTIONS_LEFT_OUT = ("c2pa", "faces", "mix", "report", "speaker", "turns", "overwrite")
+_OPTIONS_LEFT_OUT = ("c2pa", "faces", "keep_mask", "mix", "report", "speaker", "turns", "overwrite")
 """Options that a page does not name: most are names of files, and a page may be passed on."""
 
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.paths import check_file_to_write, check_free, is_same_file
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -34,3 +35,10 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
     if any(is_same_file(output, source) for source in inputs):
         raise InputError(f"{output}: is also an input; choose another name for the output")
     check_free(output, overwrite=overwrite)
+
+
+def is_begun(output: Path) -> bool:
+    """Returns whether an interrupted run was to write `output`: a file that is there, it has not
+    replaced yet.
+    """
+    return (work_folder_of(output) / KEPT_NAME).exists()

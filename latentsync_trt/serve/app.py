@@ -77,7 +77,7 @@ _INVALID = RequestValidationError, WebSocketRequestValidationError
 HANDLED = LatentSyncError, ClientDisconnect, OSError, Exception, StarletteHTTPException, *_INVALID
 _FILE = {"type": "string", "format": "binary"}
 _TEXT_FIELDS = ("options", "label")
-_FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
+_FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "keep_mask", "c2pa")
 _FIELDS = {name: {"type": "string"} for name in _TEXT_FIELDS} | dict.fromkeys(
     (*_FILE_FIELDS, "speaker_0"), _FILE
 )

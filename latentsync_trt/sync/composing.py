@@ -135,6 +135,7 @@ class Composer:
                     for paint in paints:
                         track_id = paint.face.target.track_id
                         blend = self.blender.blend(track_id, time_s, paint.inspected)
+                        blend = replace(blend, kept=paint.face.target.kept)
                         blended.append(replace(paint, blend=blend))
                 yield job, tuple(blended)
 

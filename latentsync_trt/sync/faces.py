@@ -13,13 +13,30 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.face.align import composed, crop, inverse, square, stretch, transformed_face
-from latentsync_trt.face.choice import LARGEST, Chooser, RunAligner, check_people, named_speakers
+from latentsync_trt.face.align import (
+    composed,
+    crop,
+    crop_size_px,
+    frame_rectangle,
+    inverse,
+    square,
+    stretch,
+    transformed_face,
+)
+from latentsync_trt.face.choice import (
+    LARGEST,
+    Chooser,
+    RunAligner,
+    TrackedFace,
+    check_people,
+    named_speakers,
+)
 from latentsync_trt.face.geometry import Region
 from latentsync_trt.face.look_ahead import LookAhead
 from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, PeopleCollector
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces
+from latentsync_trt.media.keep_mask import MaskPictures
 from latentsync_trt.media.pictures import LazyRgb, forget_on_disk, without_rgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import FaceChoice
@@ -31,6 +48,8 @@ from latentsync_trt.types import (
     FaceDetector,
     Float64Array,
     Frame,
+    FrameMask,
+    Picture,
     Progress,
     ProgressCallback,
     UInt8Array,
@@ -64,8 +83,23 @@ class Target:
     """Box and landmarks in pixels of the stored frame."""
     matrix: Float64Array
     """Frame pixels → crop pixels, `(2, 3)`."""
+    kept: tuple[FrameMask, ...] = ()
+    """What stays as it is in the frame, as it is in front of the face."""
     face: AlignedFace | None = None
     """The face, as `cut_out` adds it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenFace:
+    """A face that follows a voice, in a frame with square pixels."""
+
+    face: Face
+    track_id: tuple[int, int]
+    """The number of its track, and how often the source began again before."""
+    person: int
+    """See `Target`."""
+    speaker: int
+    """See `Target`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +110,8 @@ class FrameJob:
     targets: tuple[Target, ...] = ()
     seen: FrameFaces | None = None
     """All faces in the frame; None where none was searched."""
-    has_face: bool = False
-    """Whether a face was chosen, which may speak or not."""
+    chosen: tuple[ChosenFace, ...] = ()
+    """The faces that follow a voice, whether they speak or not."""
     painted: tuple[UInt16Array, ...] = ()
     """The new face of each target, `(H, W, 3)`, 257 × level; none where an earlier run has written
     them."""
@@ -136,7 +170,11 @@ class FaceFinder:
         return frame
 
     def find(self, frames: Generator[Frame, None, None]) -> FrameJobs:
-        """Yields a job for every frame, in order."""
+        """Yields a job for every frame, in order, with the places of its chosen faces."""
+        return self.place(self.choose(frames))
+
+    def choose(self, frames: Generator[Frame, None, None]) -> FrameJobs:
+        """Yields a job for every frame, in order, with its chosen faces."""
         source_s = Fraction(0)
         longest_step_s = Fraction(0)
         jumps = 0
@@ -151,7 +189,14 @@ class FaceFinder:
             job = FrameJob(frame)
             with self._clock.measure("face"):
                 if seen is not None:
-                    job = self._job(frame, seen, jumps)
+                    chosen = tuple(
+                        ChosenFace(one.face, (one.track_id, jumps), one.person, speaker)
+                        for one, speaker in self._chooser.choose(seen, frame.time_s)
+                    )
+                    # A search may have converted the whole picture.
+                    job = FrameJob(
+                        frame if chosen else without_rgb(frame), seen=seen, chosen=chosen
+                    )
             yield job
 
     def see(self, frames: Generator[Frame, None, None]) -> Generator[SeenFrame, None, None]:
@@ -186,26 +231,44 @@ class FaceFinder:
             yield from ready
         yield from ahead.finish()
 
-    def _job(self, frame: Frame, seen: FrameFaces, jumps: int) -> FrameJob:
-        chosen = self._chooser.choose(seen, frame.time_s)
-        aligned = self._aligner.advance({(one.track_id, jumps): one.face for one, _ in chosen})
-        if not chosen:
-            # a search may have converted the whole picture
-            return FrameJob(without_rgb(frame), seen=seen)
-        targets = []
-        for one, speaker in chosen:
-            face = one.face
-            place = aligned[one.track_id, jumps]
-            matrix = place.matrix
-            if self._pixel_aspect != 1:
-                to_square = stretch(frame.picture, self._pixel_aspect)
-                face = transformed_face(face, inverse(to_square))
-                matrix = composed(to_square, matrix)
-            track_id = place.track_id
-            targets.append(
-                Target(frame.index, frame.time_s, track_id, one.person, speaker, face, matrix)
-            )
-        return FrameJob(frame, tuple(targets), seen, has_face=True)
+    def place(
+        self,
+        jobs: FrameJobs,
+        mask: MaskPictures | None = None,
+    ) -> FrameJobs:
+        """Yields every job in order, with the places of its chosen faces.
+
+        Args:
+            mask: what stays as it is.
+        """
+        with closing(jobs):
+            for job in jobs:
+                masked = None if mask is None else mask.at(job.frame.time_s)
+                yield self._placed(job, masked)
+
+    def _placed(self, job: FrameJob, masked: Picture | None) -> FrameJob:
+        """Returns the job with the places of its faces; `masked`: white stays as it is."""
+        aligned = self._aligner.advance({one.track_id: one.face for one in job.chosen})
+        targets = [
+            self._target(job.frame, one, aligned[one.track_id], masked) for one in job.chosen
+        ]
+        return replace(job, targets=tuple(targets))
+
+    def _target(
+        self, frame: Frame, one: ChosenFace, place: TrackedFace, masked: Picture | None
+    ) -> Target:
+        face = one.face
+        matrix = place.matrix
+        kept: tuple[FrameMask, ...] = ()
+        if self._pixel_aspect != 1:
+            to_square = stretch(frame.picture, self._pixel_aspect)
+            face = transformed_face(face, inverse(to_square))
+            matrix = composed(to_square, matrix)
+        if masked is not None:
+            kept = (_part_of_mask(masked, matrix, crop_size_px(self._resolution_px)),)
+        return Target(
+            frame.index, frame.time_s, place.track_id, one.person, one.speaker, face, matrix, kept
+        )
 
     def cut_out(
         self,
@@ -227,6 +290,14 @@ class FaceFinder:
                         face = crop(frame.picture, target.matrix, self._resolution_px)
                         targets.append(replace(target, face=face))
                 yield replace(job, targets=tuple(targets))
+
+
+def _part_of_mask(picture: Picture, matrix: Float64Array, crop_px: tuple[int, int]) -> FrameMask:
+    """Returns the part of a mask of the frame's size that lies over a crop."""
+    area = frame_rectangle(matrix, crop_px, picture.shape)
+    levels = picture[area.top : area.bottom, area.left : area.right][..., 1]
+    from_frame = np.array([[1.0, 0, -area.left], [0, 1, -area.top]])
+    return FrameMask(from_frame, levels.copy())
 
 
 def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:

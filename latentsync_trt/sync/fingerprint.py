@@ -17,7 +17,7 @@ from latentsync_trt.version import __version__, distribution_version
 
 _NOT_IN_PICTURES = ("overwrite", "resume", "report", "strict", "mark", "c2pa")
 """Options that change no picture."""
-_FILE_OPTIONS = ("mix", "turns", "faces")
+_FILE_OPTIONS = ("mix", "turns", "faces", "keep_mask")
 """Options that name files, which count by their name, size and time."""
 _LIBRARIES = ("av", "onnxruntime", "onnxruntime-gpu")
 """Libraries whose versions change pictures."""

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.encoder_choice import check_encoder
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import check_file, open_input
-from latentsync_trt.media.output_path import check_output_path
+from latentsync_trt.media.output_path import check_output_path, is_begun
 from latentsync_trt.media.playback import HELD_S, video_stream
 from latentsync_trt.media.reader import probe
 from latentsync_trt.paths import local_path
@@ -23,6 +22,7 @@ from latentsync_trt.types import Enhancer, FaceDetector, Float32Array, VideoInfo
 if TYPE_CHECKING:
     from latentsync_trt.face.track_file import Tracks
     from latentsync_trt.media.c2pa import Credentials
+    from latentsync_trt.media.keep_mask import KeepMask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +51,8 @@ class Inputs:
     sound: Sound
     tracks: "Tracks | None"
     """What `--faces` names."""
+    keep_mask: "KeepMask | None"
+    """What `--keep-mask` names."""
     credentials: "Credentials | None"
     """What `--c2pa` names."""
     page: Path | None
@@ -82,9 +84,7 @@ def check_inputs(
     mix = None if options.mix is None else path_argument(options.mix, "--mix")
     _check_sources(source, recording, mix)
     sound = sound_of(source, recording, mix, options)
-    # What an interrupted run was to replace, it has not replaced yet.
-    is_begun = options.resume and (work_folder_of(target) / KEPT_NAME).exists()
-    replaces = options.overwrite or is_begun
+    replaces = options.overwrite or (options.resume and is_begun(target))
     check_output_path(target, source, *sound.files, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
@@ -106,6 +106,7 @@ def check_inputs(
         encoder,
         sound,
         tracks=_tracks(source, info, options),
+        keep_mask=_keep_mask(source, info, options),
         credentials=_credentials(target, options),
         page=_page(options, overwrite=replaces),
     )
@@ -154,6 +155,14 @@ def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | Non
         problem = f"--face speaking: {path} does not say who speaks"
         raise InputError(f"{problem}; write it anew with latentsync-trt faces")
     return tracks
+
+
+def _keep_mask(video: Path, info: VideoInfo, options: SyncOptions) -> "KeepMask | None":
+    if options.keep_mask is None:
+        return None
+    from latentsync_trt.media.keep_mask import check_keep_mask
+
+    return check_keep_mask(path_argument(options.keep_mask, "--keep-mask"), video, info)
 
 
 def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":

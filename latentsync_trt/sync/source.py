@@ -74,8 +74,11 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
         store = partial(keep_on_disk, folder=end_of_links(inputs.output).parent)
     frames = stages.entering(read_frames(inputs.video, timeline.playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.convert_expected_faces, name="decode")
-    tracked = stages.prefetch_frames(finder.find(decoded), name="face")
-    return finder.cut_out(tracked, inputs.sound.speaks)
+    chosen = stages.prefetch_frames(finder.choose(decoded), name="face")
+    mask = None
+    if inputs.keep_mask is not None:
+        mask = inputs.keep_mask.pictures(timeline.playback)
+    return finder.cut_out(finder.place(chosen, mask), inputs.sound.speaks)
 
 
 def _with_checks(run: RunContext, quality: Quality, jobs: FrameJobs) -> FrameJobs:
