@@ -26,8 +26,14 @@ _PALM = BlazeModel("palm", 192, ((8, 2), (16, 6)), 7, 0.5)
 _HAND = "hand"
 _HAND_PX = 224
 """Side of the hand network's input."""
-_LEAST_HAND_SCORE = 0.5
-"""The least probability that there is a hand."""
+_LEAST_PALM_SCORE = 0.1
+_LEAST_NEW_SCORE = 0.6
+_LEAST_FOLLOWED_SCORE = 0.5
+"""The least probabilities that there is a hand: in the region of a palm, which is coarse, so that a
+hand that holds something may have a small one; then in the region of its own points; and of a hand
+that is followed. What reaches inside a face's outline and is no hand has at most 0.45 in the second
+region, in 1502 frames.
+"""
 _LEAST_PALM = 0.2
 """Width of the smallest palm in front of a face, in lengths of the face's longer side: it is 0.3 to
 0.5 where hand and face are equally far away, and smaller for a hand behind the face.
@@ -161,7 +167,8 @@ class HandFinder:
         small_view = _small(view)
         hands = list[Hand]()
         for hand in before.hands:
-            _add(self._hand_in(picture, face, hand.region()), hands)
+            followed = self._hand_in(picture, face, hand.region(), _LEAST_FOLLOWED_SCORE)
+            _add(followed, hands)
         looks = (
             before.frames_since_look + 1 >= _FRAMES_BETWEEN_LOOKS
             or len(hands) < len(before.hands)
@@ -179,11 +186,14 @@ class HandFinder:
         """Returns the hand in the `region` of a palm that is none of `hands`."""
         if any(_is_same(region, hand.region()) for hand in hands):
             return None
-        hand = self._hand_in(picture, face, region)
-        # In its own region, its points are more exact; most things that are no hands disappear.
-        return None if hand is None else self._hand_in(picture, face, hand.region())
+        hand = self._hand_in(picture, face, region, _LEAST_PALM_SCORE)
+        if hand is None:
+            return None
+        return self._hand_in(picture, face, hand.region(), _LEAST_NEW_SCORE)
 
-    def _hand_in(self, picture: Picture, face: Face, region: Region) -> Hand | None:
+    def _hand_in(
+        self, picture: Picture, face: Face, region: Region, least_score: float
+    ) -> Hand | None:
         """Returns the hand in `region`, if there is one that may be or come in front of `face`."""
         if not _is_near(region, face):
             return None
@@ -192,7 +202,7 @@ class HandFinder:
         spatial = landmarks.reshape(21, 3)
         palm_px = _palm_width(spatial) * region.side_px / _HAND_PX
         side_px = float((face.box[2:] - face.box[:2]).max())
-        if score.item() < _LEAST_HAND_SCORE or palm_px < _LEAST_PALM * side_px:
+        if score.item() < least_score or palm_px < _LEAST_PALM * side_px:
             return None
         points = transformed(spatial[:, :2] - np.float32(0.5), region.to_frame(_HAND_PX))
         return Hand(points, palm_px, _is_in_front(points, face))
