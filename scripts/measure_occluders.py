@@ -34,6 +34,7 @@ from typing import Protocol
 import cv2
 import numpy as np
 
+from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.face.align import align, composed, inverse
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.types import Face, Float64Array, UInt8Array
@@ -322,7 +323,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path)
     args = parser.parse_args()
     cv2.setNumThreads(1)
-    bench = Bench(args.assets, args.kept, Blind)
+    bench = Bench(args.assets, args.kept, OccluderFinder)
     rows = []
     for scenes, name in ((TUNING, "tuning"), (HELD_OUT, "held-out")):
         for scene in scenes:

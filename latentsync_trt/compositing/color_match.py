@@ -5,16 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.compositing.head_view import VIEW_PX, HeadView
-from latentsync_trt.compositing.outline import OVAL, drawn
+from latentsync_trt.compositing.outline import LIPS, OVAL, drawn
 from latentsync_trt.types import Float32Array, UInt8Array
-
-_LIPS = np.array(
-    [
-        *(61, 185, 40, 39, 37, 0, 267, 269, 270, 409),
-        *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146),
-    ]
-)
-"""FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
 _SHRINK = 2
 """Faces are compared at half the size of a view: textures, which a network blurs, do not count as
@@ -99,7 +91,7 @@ def _ring_of_skin(
     painted_mesh = painted_mesh / np.float32(_SHRINK)
     source_face = drawn([source_mesh[OVAL]], _COMPARED_PX)
     painted_face = drawn([painted_mesh[OVAL]], _COMPARED_PX)
-    lips = drawn([source_mesh[_LIPS], painted_mesh[_LIPS]], _COMPARED_PX)
+    lips = drawn([source_mesh[LIPS], painted_mesh[LIPS]], _COMPARED_PX)
     either_face = np.maximum(source_face, painted_face)
     pasted = np.minimum(generated, either_face) >= _HALF_COVERED
 

@@ -21,6 +21,14 @@ OVAL = np.array(
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
 
+LIPS = np.array(
+    [
+        *(61, 185, 40, 39, 37, 0, 267, 269, 270, 409),
+        *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146),
+    ]
+)
+"""FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
+
 _JAW_DIRECTION = 0.6
 _CHIN_DIRECTION = 0.85
 """Vertical components of directions, as seen from the center of a face: from the first to the

@@ -1,0 +1,293 @@
+"""What the face of a track looks like, learned while it is seen: what looks different is in front
+of it.
+
+All frames are brought to the shape of the track's first mesh. For each pixel of that square, mean
+and variance of four features are known, of which none changes with the brightness of the light and
+only one along with a soft shadow. A smooth change of the features over the whole face is light.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import isqrt
+
+import cv2
+import numpy as np
+
+from latentsync_trt.compositing.outline import LIPS, OVAL, drawn
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
+
+SIDE_PX = 128
+"""Side of the square: half of what a network of 256 px sees; noise and small errors of the mesh
+matter less.
+"""
+_GRID_SIDE = 33
+_INVERSE_GRID_SIDE = 17
+"""Points along a side at which the maps from and to the square are computed; they are linear
+between them.
+"""
+_INVERSE_STEP = 4
+"""Each fourth point of a mesh is enough for the way back."""
+_STIFFNESS = 20.0
+"""By how much maps are smoothed: points of a mesh that lie on each other, as those of closed lips
+do, need not agree.
+"""
+_FEATURES = 4
+"""The logarithms of red and blue in relation to green, those of brightness in relation to its
+surroundings, and brightness itself.
+"""
+_DARK_LEVELS = 10.0
+"""Added to levels before their logarithm: the noise of dark colors would be large there."""
+_BLUR_PX = 1.0
+_SURROUNDINGS_PX = 8.0
+"""Deviation of the surroundings: light changes over longer distances, textures over shorter
+ones.
+"""
+_LEAST_SPREAD = np.array([0.07, 0.07, 0.12, 0.45], np.float32)
+"""Deviation of the features of a face that is not known yet. Shadows on a face change brightness as
+much as objects do, so only what is very bright or dark counts.
+"""
+_PRIOR_FRAMES = 12.0
+"""Frames of which as many as this are as sure as the deviation above."""
+_MESH_ERROR_PX = 1.3
+"""Deviation of a mesh from what the square shows."""
+_MEMORY_FRAMES = 500.0
+"""A mean is over about this many frames: older ones are forgotten."""
+_REFRESH_FRAMES = 8
+"""Frames after which the variance, which changes slowly, is computed again."""
+_LIGHT_STEP_PX = 4
+"""Each fourth pixel along both sides says enough about the light."""
+_LIGHT_FEATURES = (0, 1, 3)
+"""Those that change with the light."""
+_LIGHT_ROUNDS = 3
+_LEAST_LIGHT_SPREAD = 0.02
+_MOST_DISTANCE = 60.0
+"""Larger squared distances say nothing more."""
+_DISTANCE_BLUR_PX = 1.2
+
+_FAR = 12.0
+_NOT_NEAR = 6.0
+"""Squared distances: where something begins in front of a face, and how far it reaches."""
+_LEAST_FAR_PX = 25
+_MARGIN_PX = 7
+_LIPS_MARGIN_PX = 4
+"""Something begins at so many pixels that lie farther than these from the face's edge, which a head
+shows more or less of as it turns, and from the lips, which show teeth and tongue: what covers a
+mouth covers the skin around it, too.
+"""
+HALF_LEVEL = 128
+"""Level of a pixel, of 255, that is covered by half."""
+_FIRST_FRAMES = 3
+"""Frames that nothing is compared with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FaceInSquare:
+    """How a face in one frame looks, in the square of its track."""
+
+    distance: Float32Array
+    """Sum of the squared distances of the features, in deviations, `(128, 128)`; 0 where nothing is
+    known.
+    """
+    features: Float32Array
+    """Without the light, `(4, 128, 128)`."""
+    to_view: Float32Array
+    """The place of each pixel of the square in the view, `(128, 128, 2)`."""
+
+
+class Appearance:
+    """What the face of one track looks like.
+
+    Args:
+        mesh: the first mesh of the track, float32 `(468, 2)`, in pixels of the aligned view of
+            `SIDE_PX`.
+    """
+
+    def __init__(self, mesh: Float32Array) -> None:
+        self._mesh = mesh
+        self._spline = _spline(mesh, _grid(_GRID_SIDE))
+        self._mean = np.zeros((_FEATURES, SIDE_PX, SIDE_PX), np.float32)
+        self._variance = np.zeros_like(self._mean)
+        self._precision = np.zeros_like(self._mean)
+        self._frames = np.zeros((SIDE_PX, SIDE_PX), np.float32)
+        """Frames in which each pixel was seen."""
+        self._learned = 0
+        size_px = (SIDE_PX, SIDE_PX)
+        outline = drawn([mesh[OVAL]], size_px)
+        lips = cv2.dilate(drawn([mesh[LIPS]], size_px), disk(_LIPS_MARGIN_PX))
+        self._inside = (outline > HALF_LEVEL).astype(np.float32)
+        self._begins = (cv2.erode(outline, disk(_MARGIN_PX)) > HALF_LEVEL) & (lips < HALF_LEVEL)
+        """Where something may begin."""
+
+    def compare(self, view: UInt8Array, mesh: Float32Array) -> FaceInSquare:
+        """Returns how far a face is from what is known of it.
+
+        Args:
+            view: the aligned face, uint8 `(128, 128, 3)` RGB.
+            mesh: float32 `(468, 2)` in its pixels.
+        """
+        to_view = _dense(self._spline @ mesh)
+        upright = remapped(view.astype(np.float32), to_view)
+        features = _features(upright)
+        if not self._learned:
+            return FaceInSquare(np.zeros((SIDE_PX, SIDE_PX), np.float32), features, to_view)
+        self._remove_light(features)
+        if self._learned % _REFRESH_FRAMES == 1:
+            self._precision = self._inverse_variance()
+        difference = features - self._mean
+        difference *= difference
+        difference *= self._precision
+        distance = np.minimum(difference.sum(axis=0), np.float32(_MOST_DISTANCE))
+        distance *= self._inside
+        cv2.GaussianBlur(distance, (0, 0), _DISTANCE_BLUR_PX, dst=distance)
+        return FaceInSquare(distance, features, to_view)
+
+    def in_front(self, face: FaceInSquare) -> BoolArray | None:
+        """Returns what is in front of the face in the square, `(128, 128)`; None if nothing is."""
+        is_far = (face.distance > _FAR) & self._begins
+        if self._learned < _FIRST_FRAMES or np.count_nonzero(is_far) < _LEAST_FAR_PX:
+            return None
+        reached = (face.distance > _NOT_NEAR).astype(np.uint8)
+        count, labels = cv2.connectedComponents(reached)
+        is_part = np.bincount(labels[is_far], minlength=count) >= _LEAST_FAR_PX
+        return is_part[labels] if is_part.any() else None
+
+    def learn(self, face: FaceInSquare, is_free: BoolArray) -> None:
+        """Adds a frame; `is_free (128, 128)`: where nothing is in front of the face."""
+        self._learned += 1
+        np.minimum(self._frames + is_free, np.float32(_MEMORY_FRAMES), out=self._frames)
+        rate = is_free / np.maximum(self._frames, np.float32(1))
+        difference = face.features - self._mean
+        step = difference * rate
+        self._mean += step
+        difference *= difference - step
+        difference -= self._variance
+        difference *= rate
+        self._variance += difference
+
+    def in_view(self, levels: Float32Array, mesh: Float32Array) -> Float32Array:
+        """Returns levels of the square, `(128, 128)`, as they are in the view of a `mesh`."""
+        nodes = slice(None, None, _INVERSE_STEP)
+        spline = _spline(mesh[nodes], _grid(_INVERSE_GRID_SIDE))
+        to_square = _dense(spline @ self._mesh[nodes])
+        return remapped(levels, to_square)
+
+    def _remove_light(self, features: Float32Array) -> None:
+        """Removes from features what the light differs from that in the mean: a plane, to which
+        what is in front of the face, as the minority, does not count.
+        """
+        places = slice(None, None, _LIGHT_STEP_PX)
+        is_known = (self._inside * self._frames)[places, places] > 0
+        planes = _planes()
+        sampled = planes[:, places, places][:, is_known]
+        for index in _LIGHT_FEATURES:
+            rest = (features[index] - self._mean[index])[places, places][is_known]
+            constant, slope_x, slope_y = _robust_fit(sampled, rest).tolist()
+            features[index] -= constant + slope_x * planes[1, :1] + slope_y * planes[2, :, :1]
+
+    def _inverse_variance(self) -> Float32Array:
+        """Returns one over the variance of each feature at each pixel: that of the frames, at least
+        half of what is usual, and what an inexact mesh adds where the face has edges.
+        """
+        usual = _LEAST_SPREAD[:, None, None] ** 2
+        seen = self._variance * self._frames + usual * _PRIOR_FRAMES
+        variance = np.maximum(seen / (self._frames + _PRIOR_FRAMES), usual / 2)
+        for mean, total in zip(self._mean, variance, strict=True):
+            slope_x = cv2.Sobel(mean, cv2.CV_32F, 1, 0, scale=0.125)
+            slope_y = cv2.Sobel(mean, cv2.CV_32F, 0, 1, scale=0.125)
+            total += (slope_x * slope_x + slope_y * slope_y) * _MESH_ERROR_PX**2
+        return 1 / variance
+
+
+def remapped(picture: Float32Array, places: Float32Array) -> Float32Array:
+    """Returns samples of a picture at `places (h, w, 2)`, x and y; outside of the picture, those at
+    its edge.
+    """
+    x = np.ascontiguousarray(places[..., 0])
+    y = np.ascontiguousarray(places[..., 1])
+    samples = np.empty((*x.shape, *picture.shape[2:]), np.float32)
+    cv2.remap(picture, x, y, cv2.INTER_LINEAR, samples, cv2.BORDER_REPLICATE)
+    return samples
+
+
+def _features(picture: Float32Array) -> Float32Array:
+    """Returns `(4, h, w)` of a picture; see `_FEATURES`."""
+    blurred = cv2.GaussianBlur(picture, (0, 0), _BLUR_PX)
+    logs = cv2.log(blurred + np.float32(_DARK_LEVELS))
+    features = np.empty((_FEATURES, *picture.shape[:2]), np.float32)
+    red, green, blue = cv2.split(logs)
+    features[0] = red - green
+    features[1] = blue - green
+    features[3] = (red + green + blue) / 3
+    features[2] = features[3] - cv2.GaussianBlur(features[3], (0, 0), _SURROUNDINGS_PX)
+    return features
+
+
+def _robust_fit(columns: Float32Array, values: Float32Array) -> Float32Array:
+    """Returns the factors `(3,)` of `columns (3, n)` whose sum is closest to `values (n,)`; those
+    far away count less and less.
+    """
+    errors = values - np.median(values)
+    spread = 1.5 * float(np.median(np.abs(errors))) + _LEAST_LIGHT_SPREAD
+    ridge = np.diag([0, 2, 2]).astype(np.float32)
+    factors = np.zeros(len(columns), np.float32)
+    for _ in range(_LIGHT_ROUNDS):
+        trust = 1 / (1 + (errors / spread) ** 2) ** 2
+        weighted = columns * trust
+        factors = np.linalg.solve(weighted @ columns.T + ridge, weighted @ values)
+        errors = values - factors @ columns
+    return factors
+
+
+@cache
+def _planes() -> Float32Array:
+    """Returns a constant, and slopes in x and y, from -1 to 1: `(3, 128, 128)`."""
+    y, x = np.mgrid[-1 : 1 : SIDE_PX * 1j, -1 : 1 : SIDE_PX * 1j]
+    return np.stack([np.ones_like(x), x, y]).astype(np.float32)
+
+
+def disk(radius_px: int) -> UInt8Array:
+    """Returns the kernel that widens or narrows shapes by `radius_px`."""
+    side_px = 2 * radius_px + 1
+    return np.asarray(cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (side_px, side_px)), np.uint8)
+
+
+def _grid(side: int) -> Float32Array:
+    """Returns `side` × `side` places all over the square, row by row, `(n, 2)`."""
+    along = np.linspace(0, SIDE_PX - 1, side)
+    return np.stack(np.meshgrid(along, along), -1).reshape(-1, 2).astype(np.float32)
+
+
+def _dense(values: Float32Array) -> Float32Array:
+    """Returns values at the grid `(n, 2)` for each pixel, `(128, 128, 2)`."""
+    side = isqrt(len(values))
+    coarse = values.astype(np.float32).reshape(side, side, 2)
+    step = (side - 1) / (SIDE_PX - 1)
+    to_grid = np.array([[step, 0, 0], [0, step, 0]])
+    dense = np.empty((SIDE_PX, SIDE_PX, 2), np.float32)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    cv2.warpAffine(coarse, to_grid, (SIDE_PX, SIDE_PX), dense, flags, cv2.BORDER_REPLICATE)
+    return dense
+
+
+def _spline(nodes: Float32Array, places: Float32Array) -> Float32Array:
+    """Returns the matrix `(m, n)` that computes a smoothed thin-plate spline at `places (m, 2)`
+    from its values at `nodes (n, 2)`.
+    """
+    count = len(nodes)
+    system = np.zeros((count + 3, count + 3))
+    system[:count, :count] = _bending(nodes, nodes) + _STIFFNESS * np.eye(count)
+    system[:count, count:] = _affine(nodes)
+    system[count:, :count] = system[:count, count:].T
+    wanted = np.hstack([_bending(places, nodes), _affine(places)])
+    return np.linalg.solve(system, wanted.T)[:count].T.astype(np.float32)
+
+
+def _affine(places: Float32Array) -> Float64Array:
+    return np.hstack([np.ones((len(places), 1)), places])
+
+
+def _bending(places: Float32Array, nodes: Float32Array) -> Float64Array:
+    """Returns the kernel of thin plates, r² log r, `(m, n)`."""
+    offsets = places[:, None].astype(np.float64) - nodes[None]
+    squared = (offsets * offsets).sum(axis=-1)
+    return squared * np.log(np.maximum(squared, 1e-9)) / 2

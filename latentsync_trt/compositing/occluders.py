@@ -1,0 +1,303 @@
+"""What is in front of faces: hands, and what does not look like the face, with exact and steady
+edges.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import cv2
+import numpy as np
+
+from latentsync_trt.compositing.appearance import (
+    HALF_LEVEL,
+    SIDE_PX,
+    Appearance,
+    FaceInSquare,
+    disk,
+    remapped,
+)
+from latentsync_trt.compositing.hands import HandFinder, HandsSeen, hand_mask
+from latentsync_trt.compositing.outline import OVAL, drawn
+from latentsync_trt.face.align import (
+    align,
+    composed,
+    crop_size_px,
+    cut,
+    inverse,
+    mouth_mask,
+    scaled_row,
+    transformed,
+)
+from latentsync_trt.face.covered import UncoveredFace, covered_face, free_face
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.geometry import POINTS, face_of
+from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+
+MASK_PX = 256
+_EVIDENCE = 9.0
+"""Squared distance from the face's appearance from which on a pixel is taken for something else
+before edges are refined.
+"""
+_CLOSED_PX = 3
+"""Holes and gaps of twice this width are closed."""
+_CERTAIN_PX = 4
+"""Pixels that lie deeper than this in what was seen are certain."""
+_UNCERTAIN_PX = 7
+"""An edge is searched for up to this far outside of what was seen."""
+_CUT_MARGIN_PX = 6
+"""What surrounds that: its colors are those of the face."""
+_CUT_ROUNDS = 2
+_CUT_SEED = 0
+"""Edges do not depend on what else has drawn random numbers."""
+_LEAST_BESIDE_PX = 10
+"""With fewer pixels beside an object, nothing tells its colors from the face's."""
+
+_SAME_LEVELS = 10.0
+"""Levels by which a pixel that shows the same as before differs at most, about."""
+_MOST_KEPT = 0.85
+"""Part of the mask of the frame before that is kept where the picture has not changed."""
+_FREE = 0.1
+"""A pixel that is covered by less is learned."""
+_LEARNED_MARGIN_PX = 3
+"""The face is not learned so close to what is in front of it."""
+_SOFT_PX = 1.2
+_EDGE_GAIN = 1.6
+"""A mask's edge is blurred by the first, and made steeper by the second: it is two pixels wide."""
+_MOST_GAP_S = Fraction(1, 2)
+"""After a longer gap, a mask begins anew; what the face looks like stays."""
+_MOST_TRACKS = 12
+"""Tracks of which it is known what they look like."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrontMask:
+    """What is in front of a face in one frame."""
+
+    from_frame: Float64Array
+    """Shape `(2, 3)`: frame pixels → pixels of the mask."""
+    levels: UInt8Array
+    """Shape `(256, 256)`: 255 where something is in front of the face, 0 where nothing is; the edge
+    is two pixels wide.
+    """
+    mouth_share: float
+    """Part of the mouth mask within the face's outline that is covered, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """A face in one frame."""
+
+    from_frame: Float64Array
+    """Shape `(2, 3)`: frame pixels → pixels of the view."""
+    pixels: UInt8Array
+    """Shape `(128, 128, 3)`, RGB."""
+    mesh: Float32Array
+    """FaceMesh's points, `(468, 2)` in pixels of the view."""
+
+    def region(self) -> UInt8Array:
+        """Returns where a mouth is painted, inside the face's outline: 1, elsewhere 0."""
+        outline = drawn([self.mesh[OVAL]], (SIDE_PX, SIDE_PX))
+        is_painted = mouth_mask(MASK_PX)[::2, ::2] < 0.5
+        return (is_painted & (outline >= HALF_LEVEL)).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Covered:
+    """A view of the frame before, and what was in front of the face there."""
+
+    view: _View
+    cover: Float32Array
+    """Shape `(128, 128)`, 0 to 1."""
+
+
+@dataclass(slots=True, eq=False)
+class _FaceMemory:
+    """What is remembered of the face of one track."""
+
+    appearance: Appearance
+    time_s: Fraction
+    """Of its last frame."""
+    bias: complex | None = None
+    """See `align`."""
+    hands: HandsSeen = HandsSeen()
+    covered: _Covered | None = None
+    """None where nothing was in front in the frame before."""
+    face: UncoveredFace | None = None
+    """In the frame before; None before the first."""
+
+
+class OccluderFinder:
+    """Finds what is in front of the faces of tracks, frame by frame in their order; memory does not
+    grow.
+    """
+
+    def __init__(self, mesher: MediaPipeDetector) -> None:
+        self._mesher = mesher
+        self._hands = HandFinder()
+        self._tracks: dict[int, _FaceMemory] = {}
+
+    def find(
+        self, picture: Picture, track_id: int, face: Face, time_s: Fraction
+    ) -> tuple[Face, FrontMask | None]:
+        """Returns the face, with its points corrected behind an object, and what is in front of it;
+        None if nothing is, or if the face has other points than FaceMesh's.
+        """
+        if face.landmarks is None or len(face.landmarks) != POINTS:
+            return face, None
+        track = self._track(track_id, time_s)
+        bias = None if track is None else track.bias
+        matrix, bias = align(face.points, bias, MASK_PX)
+        from_frame = _square_from_frame(matrix)
+        whole_view = cut(picture, from_frame, (MASK_PX, MASK_PX), outside=0)
+        view = _small_view(whole_view, from_frame, face.landmarks)
+        if track is None:
+            track = _FaceMemory(Appearance(view.mesh), time_s)
+            self._tracks[track_id] = track
+        track.bias = bias
+        track.hands = self._hands.find(picture, face, whole_view, track.hands)
+        hands = hand_mask(track.hands.hands, view.from_frame, (SIDE_PX, SIDE_PX))
+        cover = _find_cover(track, view, hands)
+        if cover is None:
+            track.face = free_face(picture, face.landmarks, track.face)
+            return face, None
+        mask = _front_mask(cover, view, from_frame)
+        if track.face is None:
+            return face, mask
+        track.face = covered_face(self._mesher, picture, track.face, mask.levels, from_frame)
+        return _with_mesh(face, track.face.mesh), mask
+
+    def _track(self, track_id: int, time_s: Fraction) -> _FaceMemory | None:
+        """Returns what is remembered of a track; forgets the oldest of too many."""
+        track = self._tracks.pop(track_id, None)
+        if track is None:
+            while len(self._tracks) >= _MOST_TRACKS:
+                self._tracks.pop(next(iter(self._tracks)))
+            return None
+        self._tracks[track_id] = track
+        if not 0 <= time_s - track.time_s <= _MOST_GAP_S:
+            track.bias = None
+            track.hands = HandsSeen()
+            track.covered = None
+            track.face = None
+        track.time_s = time_s
+        return track
+
+
+def _square_from_frame(matrix: Float64Array) -> Float64Array:
+    """Returns `(2, 3)`: frame pixels → pixels of the mask; `matrix`: to the upright crop."""
+    width_px, height_px = crop_size_px(MASK_PX)
+    x_row, y_row = matrix.tolist()
+    return np.array([scaled_row(x_row, MASK_PX / width_px), scaled_row(y_row, MASK_PX / height_px)])
+
+
+def _small_view(whole: UInt8Array, from_frame: Float64Array, mesh: Float32Array) -> _View:
+    """Returns a view of `SIDE_PX`; `mesh`: in frame pixels."""
+    scale = SIDE_PX / MASK_PX
+    to_small = np.array([scaled_row(row, scale) for row in from_frame.tolist()])
+    pixels = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
+    cv2.resize(whole, (SIDE_PX, SIDE_PX), dst=pixels, interpolation=cv2.INTER_AREA)
+    return _View(to_small, pixels, transformed(mesh, to_small))
+
+
+def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Array | None:
+    """Returns how much of each pixel of a view is covered, `(128, 128)` in [0, 1], or None, if
+    nothing is; learns what the face looks like.
+    """
+    in_square = track.appearance.compare(view.pixels, view.mesh)
+    coarse = _coarse_cover(track.appearance, in_square, view, hands)
+    cover = None
+    if coarse is not None:
+        cover = _with_exact_edges(coarse, view)
+    cover = _steadied(cover, view, track.covered)
+    track.covered = None if cover is None else _Covered(view, cover)
+    is_free = np.ones((SIDE_PX, SIDE_PX), np.bool_)
+    if cover is not None:
+        seen = cover if coarse is None else np.maximum(cover, coarse)
+        seen = cv2.dilate(seen, disk(_LEARNED_MARGIN_PX))
+        is_free = remapped(np.asarray(seen, np.float32), in_square.to_view) < _FREE
+    track.appearance.learn(in_square, is_free)
+    return cover
+
+
+def _coarse_cover(
+    appearance: Appearance, in_square: FaceInSquare, view: _View, hands: UInt8Array
+) -> Float32Array | None:
+    """Returns where hands are or the face looks different, 1 or 0, before edges are exact; None if
+    that is nowhere in the painted region.
+    """
+    cover = (hands >= HALF_LEVEL).astype(np.uint8)
+    different = appearance.in_front(in_square)
+    if different is not None:
+        evidence = appearance.in_view(np.where(different, in_square.distance, 0), view.mesh)
+        seen = (evidence > _EVIDENCE).astype(np.uint8)
+        cv2.morphologyEx(seen, cv2.MORPH_CLOSE, disk(_CLOSED_PX), dst=seen)
+        cover |= seen
+    if not (cover & view.region()).any():
+        return None
+    return cover.astype(np.float32)
+
+
+def _with_exact_edges(coarse: Float32Array, view: _View) -> Float32Array:
+    """Returns a cover whose edges in and near the painted region are those of the picture (GrabCut,
+    Rother et al. 2004).
+    """
+    cover = coarse.astype(np.uint8)
+    labels = np.full(cover.shape, cv2.GC_BGD, np.uint8)
+    labels[cv2.dilate(cover, disk(_UNCERTAIN_PX)) > 0] = cv2.GC_PR_BGD
+    labels[cover > 0] = cv2.GC_PR_FGD
+    labels[cv2.erode(cover, disk(_CERTAIN_PX)) > 0] = cv2.GC_FGD
+    near = cv2.dilate(view.region(), disk(_UNCERTAIN_PX + _CUT_MARGIN_PX))
+    x, y, width, height = cv2.boundingRect(near & (labels != cv2.GC_BGD))
+    rows = slice(max(y - _CUT_MARGIN_PX, 0), y + height + _CUT_MARGIN_PX)
+    columns = slice(max(x - _CUT_MARGIN_PX, 0), x + width + _CUT_MARGIN_PX)
+    part = np.ascontiguousarray(labels[rows, columns])
+    is_covered = (part == cv2.GC_FGD) | (part == cv2.GC_PR_FGD)
+    if is_covered.any() and np.count_nonzero(~is_covered) >= _LEAST_BESIDE_PX:
+        cv2.setRNGSeed(_CUT_SEED)
+        pixels = np.ascontiguousarray(view.pixels[rows, columns])
+        of_face = np.zeros((1, 65))
+        of_object = np.zeros((1, 65))
+        whole = (0, 0, *pixels.shape[1::-1])
+        cv2.grabCut(pixels, part, whole, of_face, of_object, _CUT_ROUNDS, cv2.GC_INIT_WITH_MASK)
+    exact = coarse.copy()
+    exact[rows, columns] = (part == cv2.GC_FGD) | (part == cv2.GC_PR_FGD)
+    return exact
+
+
+def _steadied(
+    cover: Float32Array | None, view: _View, before: _Covered | None
+) -> Float32Array | None:
+    """Returns a cover that changes little where the picture does not; None if nothing is covered.
+
+    The cover of the frame before is where the object was in the frame.
+    """
+    if before is None:
+        return cover
+    size_px = (SIDE_PX, SIDE_PX)
+    moved = composed(inverse(before.view.from_frame), view.from_frame)
+    earlier = np.asarray(cv2.warpAffine(before.cover, moved, size_px), np.float32)
+    pixels = cv2.warpAffine(before.view.pixels, moved, size_px)
+    change = cv2.absdiff(view.pixels, np.asarray(pixels, np.uint8)).max(axis=2)
+    smooth = np.asarray(change, np.float32)
+    cv2.GaussianBlur(smooth, (0, 0), _SOFT_PX, dst=smooth)
+    kept = _MOST_KEPT * np.exp(-((smooth / np.float32(_SAME_LEVELS)) ** 2))
+    now = np.zeros_like(earlier) if cover is None else cover
+    steady = kept * earlier + (1 - kept) * now
+    return steady if (steady >= 0.5).any() else None
+
+
+def _front_mask(cover: Float32Array, view: _View, from_frame: Float64Array) -> FrontMask:
+    """Returns the mask of a cover; `from_frame`: to the mask."""
+    large = cv2.resize(cover, (MASK_PX, MASK_PX), interpolation=cv2.INTER_LINEAR)
+    soft = cv2.GaussianBlur(large, (0, 0), _SOFT_PX)
+    steep = np.clip((soft - 0.5) * _EDGE_GAIN + 0.5, 0, 1)
+    region = view.region()
+    covered_px = int(np.count_nonzero((cover >= 0.5) & (region > 0)))
+    share = covered_px / max(int(np.count_nonzero(region)), 1)
+    return FrontMask(from_frame, np.rint(steep * 255).astype(np.uint8), share)
+
+
+def _with_mesh(face: Face, mesh: Float32Array) -> Face:
+    """Returns the face with other points and the same score."""
+    placed = face_of(mesh, 0)
+    return Face(placed.box, placed.points, face.score, placed.landmarks)
