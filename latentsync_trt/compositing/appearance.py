@@ -14,12 +14,14 @@ import cv2
 import numpy as np
 
 from latentsync_trt.compositing.outline import LIPS, OVAL, drawn
+from latentsync_trt.face.align import mouth_mask
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
 
 SIDE_PX = 128
 """Side of the square: half of what a network of 256 px sees; noise and small errors of the mesh
 matter less.
 """
+_SURROUNDINGS_SHRINK = 4
 _GRID_SIDE = 33
 _INVERSE_GRID_SIDE = 17
 """Points along a side at which the maps from and to the square are computed; they are linear
@@ -54,8 +56,8 @@ _MEMORY_FRAMES = 500.0
 """A mean is over about this many frames: older ones are forgotten."""
 _REFRESH_FRAMES = 8
 """Frames after which the variance, which changes slowly, is computed again."""
-_LIGHT_STEP_PX = 4
-"""Each fourth pixel along both sides says enough about the light."""
+_LIGHT_STEP_PX = 5
+"""Each fifth pixel along both sides says enough about the light."""
 _LIGHT_FEATURES = (0, 1, 3)
 """Those that change with the light."""
 _LIGHT_ROUNDS = 3
@@ -68,11 +70,11 @@ _FAR = 12.0
 _NOT_NEAR = 6.0
 """Squared distances: where something begins in front of a face, and how far it reaches."""
 _LEAST_FAR_PX = 25
-_MARGIN_PX = 7
+_MARGIN_PX = 9
 _LIPS_MARGIN_PX = 4
-"""Something begins at so many pixels that lie farther than these from the face's edge, which a head
-shows more or less of as it turns, and from the lips, which show teeth and tongue: what covers a
-mouth covers the skin around it, too.
+"""Something begins at so many pixels where a mouth is painted, below eyes that blink. They lie
+farther than these margins from the face's edge, which a head shows more or less of as it turns, and
+from the lips, which show teeth and tongue: what covers a mouth covers the skin around it, too.
 """
 HALF_LEVEL = 128
 """Level of a pixel, of 255, that is covered by half."""
@@ -115,7 +117,10 @@ class Appearance:
         outline = drawn([mesh[OVAL]], size_px)
         lips = cv2.dilate(drawn([mesh[LIPS]], size_px), disk(_LIPS_MARGIN_PX))
         self._inside = (outline > HALF_LEVEL).astype(np.float32)
-        self._begins = (cv2.erode(outline, disk(_MARGIN_PX)) > HALF_LEVEL) & (lips < HALF_LEVEL)
+        is_painted = mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5
+        outline[:, [0, -1]] = 0  # so that the margin is there, too, where a view ends
+        is_inner = cv2.erode(outline, disk(_MARGIN_PX)) > HALF_LEVEL
+        self._begins = is_painted & is_inner & (lips < HALF_LEVEL)
         """Where something may begin."""
 
     def compare(self, view: UInt8Array, mesh: Float32Array) -> FaceInSquare:
@@ -218,8 +223,16 @@ def _features(picture: Float32Array) -> Float32Array:
     features[0] = red - green
     features[1] = blue - green
     features[3] = (red + green + blue) / 3
-    features[2] = features[3] - cv2.GaussianBlur(features[3], (0, 0), _SURROUNDINGS_PX)
+    features[2] = features[3] - _surroundings(features[3])
     return features
+
+
+def _surroundings(levels: Float32Array) -> Float32Array:
+    """Returns a picture that is blurred so much that a fourth of its size is enough for that."""
+    small_px = (SIDE_PX // _SURROUNDINGS_SHRINK, SIDE_PX // _SURROUNDINGS_SHRINK)
+    small = cv2.resize(levels, small_px, interpolation=cv2.INTER_AREA)
+    blurred = cv2.GaussianBlur(small, (0, 0), _SURROUNDINGS_PX / _SURROUNDINGS_SHRINK)
+    return np.asarray(cv2.resize(blurred, (SIDE_PX, SIDE_PX)), np.float32)
 
 
 def _robust_fit(columns: Float32Array, values: Float32Array) -> Float32Array:

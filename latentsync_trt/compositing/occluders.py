@@ -38,6 +38,8 @@ _EVIDENCE = 9.0
 """Squared distance from the face's appearance from which on a pixel is taken for something else
 before edges are refined.
 """
+_LEAST_COVERED_PX = 20
+"""Fewer pixels of the painted region, of about 4,000, are nothing."""
 _CLOSED_PX = 3
 """Holes and gaps of twice this width are closed."""
 _CERTAIN_PX = 4
@@ -54,6 +56,11 @@ _LEAST_BESIDE_PX = 10
 
 _SAME_LEVELS = 10.0
 """Levels by which a pixel that shows the same as before differs at most, about."""
+_LEFT_SHARE = 0.4
+_STAYS_SHARE = 0.8
+"""Parts of an object's edge that look as before: with less than the first, the object has moved;
+from the second on, it stays.
+"""
 _MOST_KEPT = 0.85
 """Part of the mask of the frame before that is kept where the picture has not changed."""
 _FREE = 0.1
@@ -232,7 +239,7 @@ def _coarse_cover(
         seen = (evidence > _EVIDENCE).astype(np.uint8)
         cv2.morphologyEx(seen, cv2.MORPH_CLOSE, disk(_CLOSED_PX), dst=seen)
         cover |= seen
-    if not (cover & view.region()).any():
+    if np.count_nonzero(cover & view.region()) < _LEAST_COVERED_PX:
         return None
     return cover.astype(np.float32)
 
@@ -281,9 +288,23 @@ def _steadied(
     smooth = np.asarray(change, np.float32)
     cv2.GaussianBlur(smooth, (0, 0), _SOFT_PX, dst=smooth)
     kept = _MOST_KEPT * np.exp(-((smooth / np.float32(_SAME_LEVELS)) ** 2))
+    kept *= _stays(earlier, smooth)
     now = np.zeros_like(earlier) if cover is None else cover
     steady = kept * earlier + (1 - kept) * now
-    return steady if (steady >= 0.5).any() else None
+    return steady if np.count_nonzero(steady >= 0.5) >= _LEAST_COVERED_PX else None
+
+
+def _stays(cover: Float32Array, change: Float32Array) -> float:
+    """Returns how surely an object is where its cover was, 0 to 1: what is covered and what is
+    beside may have the same color, but the edge between them is gone when the object is.
+    """
+    is_covered = (cover >= 0.5).astype(np.uint8)
+    edge = cv2.dilate(is_covered, disk(1)) - cv2.erode(is_covered, disk(1))
+    of_edge = change[edge > 0]
+    if not of_edge.size:
+        return 0.0
+    same_share = np.count_nonzero(of_edge < _SAME_LEVELS) / of_edge.size
+    return float(np.clip((same_share - _LEFT_SHARE) / (_STAYS_SHARE - _LEFT_SHARE), 0, 1))
 
 
 def _front_mask(cover: Float32Array, view: _View, from_frame: Float64Array) -> FrontMask:
