@@ -8,7 +8,7 @@ only one along with a soft shadow. A smooth change of the features over the whol
 
 from dataclasses import dataclass
 from functools import cache
-from math import isqrt
+from math import isqrt, log
 
 import cv2
 import numpy as np
@@ -39,6 +39,8 @@ surroundings, and brightness itself.
 """
 _DARK_LEVELS = 10.0
 """Added to levels before their logarithm: the noise of dark colors would be large there."""
+_WHITE = log(250 + _DARK_LEVELS)
+"""Channels that should be brighter are clipped."""
 _BLUR_PX = 1.0
 _SURROUNDINGS_PX = 8.0
 """Deviation of the surroundings: light changes over longer distances, textures over shorter
@@ -68,7 +70,10 @@ _DISTANCE_BLUR_PX = 1.2
 
 _FAR = 12.0
 _NOT_NEAR = 6.0
-"""Squared distances: where something begins in front of a face, and how far it reaches."""
+_NOT_NEAR_AT_LIPS = 14.0
+"""Squared distances: where something begins in front of a face, and how far it reaches; an open
+mouth is not part of what touches it.
+"""
 _LEAST_FAR_PX = 25
 _MARGIN_PX = 9
 _LIPS_MARGIN_PX = 4
@@ -117,6 +122,7 @@ class Appearance:
         outline = drawn([mesh[OVAL]], size_px)
         lips = cv2.dilate(drawn([mesh[LIPS]], size_px), disk(_LIPS_MARGIN_PX))
         self._inside = (outline > HALF_LEVEL).astype(np.float32)
+        self._reached = np.where(lips < HALF_LEVEL, _NOT_NEAR, _NOT_NEAR_AT_LIPS)
         is_painted = mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5
         outline[:, [0, -1]] = 0  # so that the margin is there, too, where a view ends
         is_inner = cv2.erode(outline, disk(_MARGIN_PX)) > HALF_LEVEL
@@ -135,7 +141,9 @@ class Appearance:
         features = _features(upright)
         if not self._learned:
             return FaceInSquare(np.zeros((SIDE_PX, SIDE_PX), np.float32), features, to_view)
-        self._remove_light(features)
+        light = self._light(features)
+        features -= light
+        self._restore_clipped(features, light)
         if self._learned % _REFRESH_FRAMES == 1:
             self._precision = self._inverse_variance()
         difference = features - self._mean
@@ -151,7 +159,7 @@ class Appearance:
         is_far = (face.distance > _FAR) & self._begins
         if self._learned < _FIRST_FRAMES or np.count_nonzero(is_far) < _LEAST_FAR_PX:
             return None
-        reached = (face.distance > _NOT_NEAR).astype(np.uint8)
+        reached = (face.distance > self._reached).astype(np.uint8)
         count, labels = cv2.connectedComponents(reached)
         is_part = np.bincount(labels[is_far], minlength=count) >= _LEAST_FAR_PX
         return is_part[labels] if is_part.any() else None
@@ -176,18 +184,30 @@ class Appearance:
         to_square = _dense(spline @ self._mesh[nodes])
         return remapped(levels, to_square)
 
-    def _remove_light(self, features: Float32Array) -> None:
-        """Removes from features what the light differs from that in the mean: a plane, to which
-        what is in front of the face, as the minority, does not count.
+    def _light(self, features: Float32Array) -> Float32Array:
+        """Returns what the light changes in features, in comparison with the mean, `(4, 128, 128)`:
+        planes, to which what is in front of the face, as the minority, does not count.
         """
         places = slice(None, None, _LIGHT_STEP_PX)
-        is_known = (self._inside * self._frames)[places, places] > 0
+        is_seen = (self._inside * self._frames)[places, places] > 0
         planes = _planes()
-        sampled = planes[:, places, places][:, is_known]
+        sampled = planes[:, places, places][:, is_seen]
+        light = np.zeros_like(features)
         for index in _LIGHT_FEATURES:
-            rest = (features[index] - self._mean[index])[places, places][is_known]
+            rest = (features[index] - self._mean[index])[places, places][is_seen]
             constant, slope_x, slope_y = _robust_fit(sampled, rest).tolist()
-            features[index] -= constant + slope_x * planes[1, :1] + slope_y * planes[2, :, :1]
+            light[index] += constant + slope_x * planes[1, :1] + slope_y * planes[2, :, :1]
+        return light
+
+    def _restore_clipped(self, features: Float32Array, light: Float32Array) -> None:
+        """Adds to features what is missing where the light is so bright that a channel of the face
+        must be clipped.
+        """
+        red_green, blue_green, _, bright = self._mean + light
+        green = bright - (red_green + blue_green) / 3
+        missing = np.maximum(np.stack([green + red_green, green, green + blue_green]) - _WHITE, 0)
+        features[0] += missing[0] - missing[1]
+        features[1] += missing[2] - missing[1]
 
     def _inverse_variance(self) -> Float32Array:
         """Returns one over the variance of each feature at each pixel: that of the frames, at least
