@@ -35,6 +35,7 @@ Extend = Literal["pingpong", "loop"]
 Silence = Literal["closed", "model"]
 AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
+Occluders = Literal["keep", "paint"]
 Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
@@ -168,6 +169,12 @@ class SyncOptions:
         "its outline, or all of the mask around the mouth.",
         group=FACES,
         advanced=True,
+    )
+    occluders: Occluders = option(
+        "keep",
+        "What is in front of the mouth, as a hand or a microphone: "
+        "keep leaves it as it is, paint paints over it.",
+        group=FACES,
     )
     keep_mask: str | Path | None = option(
         None,

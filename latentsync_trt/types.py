@@ -7,7 +7,7 @@ order and the center of the top-left pixel at (0, 0); times are exact seconds as
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -333,9 +333,15 @@ it is called from any thread.
 ProgressCallback = Callable[[Progress], None]
 
 
+Front = Literal["free", "kept", "covered"]
+"""What is in front of the mouths that follow a voice in a frame: nothing; something that stays as
+it is; so much that a face is not painted.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A time of the output without a painted face, and why."""
+    """A time of the output with something to tell of its faces, and what that is."""
 
     start_s: float
     end_s: float
@@ -369,6 +375,9 @@ class SyncReport:
     engines: tuple[EngineTime, ...]
     notices: tuple[str, ...]
     untouched: tuple[Interval, ...] = ()
+    """Times without a painted face."""
+    in_front: tuple[Interval, ...] = ()
+    """Times with something in front of a mouth that follows a voice; see `Front`."""
     quality: Measures | None = None
     opened_s: float = 0.0
     """The part of `wall_s` until all networks are open."""

@@ -77,7 +77,7 @@ def test_every_file_of_a_task_can_be_replaced() -> None:
     written = {file for file, written in task.files() if written}
     read = {file for file, written in task.files() if not written}
     assert written == {"o", "report.x"}
-    assert read == {"v", "a", "s.wav", "mix.x", "faces.x", "c2pa.x"}
+    assert read == {"v", "a", "s.wav", "mix.x", "faces.x", "keep_mask.x", "c2pa.x"}
     moved = task.with_files(lambda file, written: f"{'out' if written else 'in'}/{file}")
     assert {file for file, _ in moved.files()} == {f"out/{file}" for file in written} | {
         f"in/{file}" for file in read

@@ -39,6 +39,7 @@ def faces(request: FacesRequest) -> None:
     twelve largest faces at a time are followed.
     """
     from latentsync_trt.cli.show import print_json, print_line, progress_bar
+    from latentsync_trt.compositing.occluders import OccluderFinder
     from latentsync_trt.face.detector import MediaPipeDetector
     from latentsync_trt.face.people import summaries
     from latentsync_trt.face.track_file import save_tracks
@@ -56,7 +57,8 @@ def faces(request: FacesRequest) -> None:
     check_free(track_file, overwrite=request.overwrite)
     make_folder(base.parent)
     with progress_bar(hidden=request.as_json) as on_progress:
-        tracks, portraits = analyze(video, MediaPipeDetector(), on_progress)
+        detector = MediaPipeDetector()
+        tracks, portraits = analyze(video, detector, on_progress, OccluderFinder(detector))
         tracks, notice = detect_speakers(video, tracks)
     people = summaries(tracks)
     write_png(sheet, contact_sheet(people, portraits))
@@ -77,13 +79,22 @@ def faces(request: FacesRequest) -> None:
 def _print_people(people: "Sequence[PersonSummary]") -> None:
     from latentsync_trt.cli.show import print_table
 
-    heads = ("person", "seen s", "first s", "last s", "height px", "frontal", "speaks, s")
+    heads = (
+        "person",
+        "seen s",
+        "first s",
+        "last s",
+        "height px",
+        "frontal",
+        "covered s",
+        "speaks, s",
+    )
     rows = []
     for person in people:
         speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
         row = [
             *(person.number, person.seen_s, person.times_s[0][0], person.times_s[-1][1]),
-            *(person.height_px, f"{person.frontal:.0%}", speaks or "-"),
+            *(person.height_px, f"{person.frontal:.0%}", person.covered_s, speaks or "-"),
         ]
         rows.append(row)
     print_table(heads, rows, left=0)

@@ -2,6 +2,7 @@
 edges.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -141,22 +142,25 @@ class OccluderFinder:
     def __init__(self, mesher: MediaPipeDetector) -> None:
         self._mesher = mesher
         self._hands = HandFinder()
-        self._tracks: dict[int, _FaceMemory] = {}
+        self._tracks: dict[Hashable, _FaceMemory] = {}
 
     def find(
-        self, picture: Picture, track_id: int, face: Face, time_s: Fraction
+        self, picture: Picture, track_id: Hashable, face: Face, time_s: Fraction
     ) -> tuple[Face, FrontMask | None]:
         """Returns the face, with its points corrected behind an object, and what is in front of it;
-        None if nothing is, or if the face has other points than FaceMesh's.
+        None if nothing is, or where FaceMesh finds no face.
         """
-        if face.landmarks is None or len(face.landmarks) != POINTS:
+        landmarks = face.landmarks
+        if landmarks is None or len(landmarks) != POINTS:
+            landmarks = self._mesher.mesh(picture, face)
+        if landmarks is None:
             return face, None
         track = self._track(track_id, time_s)
         bias = None if track is None else track.bias
         matrix, bias = align(face.points, bias, MASK_PX)
         from_frame = _square_from_frame(matrix)
         whole_view = cut(picture, from_frame, (MASK_PX, MASK_PX), outside=0)
-        view = _small_view(whole_view, from_frame, face.landmarks)
+        view = _small_view(whole_view, from_frame, landmarks)
         if track is None:
             track = _FaceMemory(Appearance(view.mesh), time_s)
             self._tracks[track_id] = track
@@ -165,7 +169,7 @@ class OccluderFinder:
         hands = hand_mask(track.hands.hands, view.from_frame, (SIDE_PX, SIDE_PX))
         cover = _find_cover(track, view, hands)
         if cover is None:
-            track.face = free_face(picture, face.landmarks, track.face)
+            track.face = free_face(picture, landmarks, track.face)
             return face, None
         mask = _front_mask(cover, view, from_frame)
         if track.face is None:
@@ -173,7 +177,7 @@ class OccluderFinder:
         track.face = covered_face(self._mesher, picture, track.face, mask.levels, from_frame)
         return _with_mesh(face, track.face.mesh), mask
 
-    def _track(self, track_id: int, time_s: Fraction) -> _FaceMemory | None:
+    def _track(self, track_id: Hashable, time_s: Fraction) -> _FaceMemory | None:
         """Returns what is remembered of a track; forgets the oldest of too many."""
         track = self._tracks.pop(track_id, None)
         if track is None:
@@ -235,7 +239,7 @@ def _coarse_cover(
     cover = (hands >= HALF_LEVEL).astype(np.uint8)
     different = appearance.in_front(in_square)
     if different is not None:
-        evidence = appearance.in_view(np.where(different, in_square.distance, 0), in_square)
+        evidence = appearance.in_view(np.where(different, in_square.distance, 0), view.mesh)
         seen = (evidence > _EVIDENCE).astype(np.uint8)
         cv2.morphologyEx(seen, cv2.MORPH_CLOSE, disk(_CLOSED_PX), dst=seen)
         cover |= seen

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from latentsync_trt.face.geometry import between, overlap
-from latentsync_trt.face.open_track import LOST_TRACK_S
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
 from latentsync_trt.types import Frame, Picture
 
+LOOK_AHEAD_S = Fraction(1, 2)
+"""Time between a frame and the last one whose faces are known when it is given back."""
 _COVERED_IOU = 0.1
 """A bridged face that overlaps another face more is behind it."""
 
@@ -73,7 +74,7 @@ class LookAhead:
                 self._follow_back(face, shot)
             now.faces[face.track_id] = face
         self._waiting.append(now)
-        return self.finish(before_s=frame.time_s - LOST_TRACK_S)
+        return self.finish(before_s=frame.time_s - LOOK_AHEAD_S)
 
     def finish(self, before_s: Fraction | None = None) -> list[tuple[Frame, FrameFaces]]:
         """Returns all frames that still wait, or those before a time."""

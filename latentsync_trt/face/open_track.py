@@ -19,8 +19,8 @@ from latentsync_trt.face.identity import LOOK_REACH, Person, SteadyLook
 from latentsync_trt.face.search import FARTHEST_MOVE
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture
 
-LOST_TRACK_S = Fraction(1, 2)
-"""How long a lost face can continue its track."""
+LOST_TRACK_S = Fraction(1)
+"""How long a lost face can continue its track, as behind a hand."""
 _MOTION = 0.5
 """Part of the last movement by which the next is predicted. Heads stop: with all of it, the mesh
 runs more often.

@@ -4,7 +4,7 @@ faces.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,7 @@ from latentsync_trt.face.geometry import (
 from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.types import Face, Frame, Interval, Picture, SpanSeconds, UInt8Array
+from latentsync_trt.types import Face, Frame, Front, Interval, Picture, SpanSeconds, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""
@@ -36,6 +36,8 @@ cut out.
 """
 _LEAST_SEEN_S = 0.2
 """Someone who is seen for less in the whole clip is a passer-by at its edge, or no person."""
+LEAST_COVERED = 0.02
+"""Part of a mouth, and what moves with it, from which on it is told that something is in front."""
 _FRONTAL_TURN = 0.25
 """How far a face turns aside that still looks into the camera: about 25°."""
 _MOST_TURNED = 0.25
@@ -65,6 +67,8 @@ class PersonSummary:
     """The median height of the face."""
     frontal: float
     """Share of the time in which the face looks into the camera, or less than about 25° aside."""
+    covered_s: float
+    """How long something is in front of the mouth."""
     speaks: tuple[SpanSeconds, ...] = ()
     """Begin and end of each time in which the person speaks."""
 
@@ -75,24 +79,28 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
 
 
 def _summary(tracks: Tracks, number: int) -> PersonSummary:
-    spans = [span.rows for span in tracks.spans if span.person == number]
-    times_s = tuple((float(rows[0, 0]), float(rows[-1, 0])) for rows in spans)
+    spans = [span for span in tracks.spans if span.person == number]
+    times_s = tuple((float(span.rows[0, 0]), float(span.rows[-1, 0])) for span in spans)
     seen_s = sum(end_s - start_s for start_s, end_s in times_s)
-    rows = np.concatenate(spans)
+    rows = np.concatenate([span.rows for span in spans])
+    covered = [span.covered for span in spans if span.covered is not None]
+    covered_share = float((np.concatenate(covered) >= LEAST_COVERED).mean()) if covered else 0.0
     height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
     points = rows[:, 5:].reshape(-1, 3, 2)
     frontal = float((turned_aside(points) < _FRONTAL_TURN).mean())
-    return PersonSummary(number, times_s, seen_s, height_px, frontal, tracks.turns_of(number))
+    covered_s = covered_share * seen_s
+    speaks = tracks.turns_of(number)
+    return PersonSummary(number, times_s, seen_s, height_px, frontal, covered_s, speaks)
 
 
 class PeopleCollector:
     """Collects the faces of a clip, by track, and the best picture of each person: a large, frontal
-    one; needs 120 bytes for each face in each frame.
+    one; needs 128 bytes for each face in each frame.
     """
 
     def __init__(self) -> None:
         # The person of each track, as its last frame has it, which knows best; and its frames: rows
-        # of `FaceSpan`, each followed by what `mouth_of` returns.
+        # of `FaceSpan`, each followed by what `mouth_of` returns, and by how much is covered.
         self._people: dict[int, int] = {}
         self._rows: dict[int, array[float]] = {}
         self._portraits: dict[int, UInt8Array] = {}
@@ -104,9 +112,18 @@ class PeopleCollector:
         """Whether no face was seen."""
         return not self._people
 
-    def add(self, source_s: Fraction, seen: FrameFaces, picture: Callable[[], Picture]) -> None:
-        """Adds the faces of the next picture of the source, which `picture` makes with square
-        pixels.
+    def add(
+        self,
+        source_s: Fraction,
+        seen: FrameFaces,
+        picture: Callable[[], Picture],
+        covered: Mapping[int, float],
+    ) -> None:
+        """Adds the faces of the next picture of the source.
+
+        Args:
+            picture: makes it with square pixels.
+            covered: part of the mouth that is behind something, by track, where that is known.
         """
         time_s = round(float(source_s), 6)
         self._shots_s.setdefault(seen.shot, time_s)
@@ -119,6 +136,7 @@ class PeopleCollector:
             rows.extend(face.box.tolist())
             rows.extend(face.points.ravel().tolist())
             rows.extend(mouth_of(face.landmarks))
+            rows.append(covered.get(detection.track_id, 0.0))
             height = float(face.box[3] - face.box[1])
             score = height / (1 + 4 * float(turned_aside(face.points)))
             if person not in self._scores or score > _BETTER * self._scores[person]:
@@ -151,11 +169,12 @@ class PeopleCollector:
         spans = []
         for track_id in sorted(self._rows, key=lambda track_id: self._rows[track_id][0]):
             person = self._people[track_id]
-            rows = np.array(self._rows[track_id]).reshape(-1, COLUMNS + MOUTH_VALUES)
+            rows = np.array(self._rows[track_id]).reshape(-1, COLUMNS + MOUTH_VALUES + 1)
             rows = rows[rows[:, 0] > ends_s.get(person, -np.inf)]
             if len(rows):
                 ends_s[person] = float(rows[-1, 0])
-                spans.append(FaceSpan(person, rows[:, :COLUMNS], rows[:, COLUMNS:]))
+                mouth = rows[:, COLUMNS:-1]
+                spans.append(FaceSpan(person, rows[:, :COLUMNS], mouth, rows[:, -1]))
         return spans
 
 
@@ -176,6 +195,15 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
     return canvas
 
 
+def _extend(intervals: list[Interval], frame: Frame, reason: str) -> None:
+    """Adds a frame to intervals, of which the last one grows where it goes on."""
+    start_s = float(frame.time_s)
+    end_s = float(frame.time_s + frame.duration_s)
+    if intervals and intervals[-1].reason == reason and intervals[-1].end_s == start_s:
+        start_s = intervals.pop().start_s
+    intervals.append(Interval(start_s, end_s, reason))
+
+
 @dataclass(slots=True, eq=False)
 class FaceStats:
     """What was seen of faces in all frames that were added, in their order."""
@@ -189,10 +217,19 @@ class FaceStats:
     most_faces: int = 0
     """The most faces in one frame."""
     untouched: list[Interval] = field(default_factory=list)
-    """The times at which faces were wanted, but none was chosen."""
+    """The times at which faces were wanted, but none was painted."""
+    in_front: list[Interval] = field(default_factory=list)
+    """The times at which something was in front of a mouth: "kept" or "covered"."""
 
-    def add(self, frame: Frame, seen: FrameFaces | None, *, has_face: bool) -> None:
-        """Adds the next frame; `seen`: None where no face was searched."""
+    def add(
+        self, frame: Frame, seen: FrameFaces | None, *, has_face: bool, front: Front = "free"
+    ) -> None:
+        """Adds the next frame.
+
+        Args:
+            seen: None where no face was searched.
+            has_face: whether one was chosen.
+        """
         self.frames += 1
         self.frames_with_face += has_face
         if seen is None:
@@ -201,18 +238,12 @@ class FaceStats:
         self.most_faces = max(self.most_faces, len(seen.faces))
         if not seen.faces and seen.why_none == ON_ITS_SIDE:
             self.turned[seen.turned_deg] += 1
+        if front != "free":
+            _extend(self.in_front, frame, front)
         if not has_face:
-            self._add_untouched(frame, "other faces" if seen.faces else seen.why_none)
-
-    def _add_untouched(self, frame: Frame, reason: str) -> None:
-        start_s = float(frame.time_s)
-        end_s = float(frame.time_s + frame.duration_s)
-        if self.untouched:
-            last = self.untouched[-1]
-            if last.reason == reason and last.end_s == start_s:
-                self.untouched.pop()
-                start_s = last.start_s
-        self.untouched.append(Interval(start_s, end_s, reason))
+            _extend(self.untouched, frame, "other faces" if seen.faces else seen.why_none)
+        elif front == "covered":
+            _extend(self.untouched, frame, "mouth covered")
 
     def turned_notice(self, video: Path) -> str | None:
         """Returns what to say about a `video` that seems to lie on its side, although a tilted head

@@ -80,6 +80,10 @@ class FaceSpan:
     """Frames as described above, by time: `(n, 11)`."""
     mouth: Float64Array | None = None
     """What `mouth_of` returns for each, where it was seen, which is not saved: `(n, 4)`."""
+    covered: Float64Array | None = None
+    """Part of the mouth that is behind something in each, 0 to 1, where that was looked for, which
+    is not saved: `(n,)`.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)

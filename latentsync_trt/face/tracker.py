@@ -86,7 +86,7 @@ class FaceTracker:
     """Follows every usable face; searches for others every half second, and where one was lost or
     the shot changed.
 
-    A face that is found again within half a second continues its track; a cut or dissolve to
+    A face that is found again within a second continues its track; a cut or dissolve to
     another picture or another person ends it. People keep their number throughout. Whose a face is,
     is decided when all of it has looked the same for a moment: not while it comes in at an edge, or
     in a flash.

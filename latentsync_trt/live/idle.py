@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
+from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.live.options import LiveOptions
@@ -25,9 +27,9 @@ from latentsync_trt.types import (
     AlignedFace,
     ColorTags,
     Face,
-    FaceDetector,
     Float32Array,
     Frame,
+    FrameMask,
     UInt8Array,
     VideoInfo,
     YuvPlanes,
@@ -48,6 +50,8 @@ class IdleFace:
     """Box and landmarks in pixels of the frame."""
     face: AlignedFace
     """The face, cut out."""
+    kept: tuple[FrameMask, ...]
+    """What is in front of it, and stays as it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +87,7 @@ def blank_loop(side_px: int) -> IdleLoop:
 
 
 def load_idle(
-    video: Path, options: LiveOptions, detector: FaceDetector, inpainter: "Inpainter"
+    video: Path, options: LiveOptions, detector: MediaPipeDetector, inpainter: "Inpainter"
 ) -> IdleLoop:
     """Reads a clip, finds its face and encodes it.
 
@@ -99,14 +103,15 @@ def load_idle(
         choice=parse_face(options.face),
         pixel_aspect=info.sample_aspect_ratio,
     )
-    frames = _frames_with_face(video, options, finder)
+    occluders = OccluderFinder(detector) if options.occluders == "keep" else None
+    frames = _frames_with_face(video, options, finder, occluders)
     planes, faces = zip(*frames, strict=True)
     conditioning = _conditioning([face.face.image for face in faces], inpainter)
     return IdleLoop(info, planes, faces, conditioning)
 
 
 def _frames_with_face(
-    video: Path, options: LiveOptions, finder: FaceFinder
+    video: Path, options: LiveOptions, finder: FaceFinder, occluders: OccluderFinder | None
 ) -> Generator[tuple[YuvPlanes, IdleFace], None, None]:
     """Yields the picture and the face of each frame."""
     size_bytes = 0
@@ -114,13 +119,16 @@ def _frames_with_face(
     track_id: int | None = None
     stats = FaceStats()
     frames = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
-    with closing(finder.cut_out(finder.find(prefetch(frames, name="decode")))) as jobs:
+    chosen = finder.choose(prefetch(frames, name="decode"))
+    with closing(finder.cut_out(finder.place(chosen, occluders))) as jobs:
         for job in jobs:
             stats.add(job.frame, job.seen, has_face=bool(job.chosen))
             where = (
                 f"after {float(job.frame.time_s):.2f} s; an idle clip is one shot of one face: cut "
                 "it there"
             )
+            if job.front == "covered":
+                raise NoFaceError(f"{video}: the mouth is covered {where}")
             if not job.targets:
                 reason = stats.no_face(video)
                 raise NoFaceError(f"{video}: shows no usable face {where} ({reason})")
@@ -129,9 +137,9 @@ def _frames_with_face(
                 where += ", or choose the face with --face"
                 raise NoFaceError(f"{video}: another shot or face begins {where}")
             track_id = target.track_id
-            face = IdleFace(target.tracked, cast(AlignedFace, target.face))
+            face = IdleFace(target.tracked, cast(AlignedFace, target.face), target.kept)
             picture = cast(YuvPlanes, job.frame.planes)  # of files they are never None
-            size_bytes += 2 * face.face.image.nbytes
+            size_bytes += 2 * face.face.image.nbytes + sum(each.levels.nbytes for each in face.kept)
             if picture is not before:
                 size_bytes += picture.y.nbytes + picture.u.nbytes + picture.v.nbytes
             before = picture

@@ -1,6 +1,7 @@
 """Paints the mouths of a session: windows whose last frames are new, with the encoded idle clip."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,7 @@ class SessionPainter:
         picture = LazyRgb(self.loop.planes[index])
         inspected = self._blender.inspect_face(picture, face.face, painted, face.tracked)
         blend = self._blender.blend(0, position * FRAME_S, inspected)
-        return composite(picture, face.face, painted, blend)
+        return composite(picture, face.face, painted, replace(blend, kept=face.kept))
 
     def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
         """Returns the frame with its patch, of which so much shows."""

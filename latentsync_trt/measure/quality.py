@@ -24,6 +24,7 @@ from latentsync_trt.types import (
     Face,
     Float32Array,
     Frame,
+    Interval,
     Patch,
     SyncReport,
     UInt8Array,
@@ -227,15 +228,18 @@ def write_report(
             moments=[(moment.pictures, moment.caption) for moment in quality.moments()],
             lips=list(_lips_figures(names, quality)),
             syncnet=curves_of(dict(zip(names, syncnet, strict=False))),
-            untouched=[
-                (f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason)
-                for part in report.untouched
-            ],
+            untouched=_rows_of_page(report.untouched),
+            in_front=_rows_of_page(report.in_front),
             facts=_facts(report, options).items(),
             notices=[without_paths(text) for text in report.notices],
         )
     except OutputError as error:
         raise OutputError(f"{error}; the video is complete: {report.output}") from error
+
+
+def _rows_of_page(intervals: Sequence[Interval]) -> list[tuple[str, str, str]]:
+    """Returns start, end and reason of each, as text."""
+    return [(f"{each.start_s:.2f}", f"{each.end_s:.2f}", each.reason) for each in intervals]
 
 
 def _lips_figures(names: Sequence[str], quality: Quality) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,11 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
+from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.face.align import (
     composed,
     crop,
@@ -33,7 +35,7 @@ from latentsync_trt.face.choice import (
 )
 from latentsync_trt.face.geometry import Region
 from latentsync_trt.face.look_ahead import LookAhead
-from latentsync_trt.face.people import PORTRAIT_PX, FaceStats, PeopleCollector
+from latentsync_trt.face.people import LEAST_COVERED, PORTRAIT_PX, FaceStats, PeopleCollector
 from latentsync_trt.face.track_file import Tracks, mark_of
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces
 from latentsync_trt.media.keep_mask import MaskPictures
@@ -49,6 +51,7 @@ from latentsync_trt.types import (
     Float64Array,
     Frame,
     FrameMask,
+    Front,
     Picture,
     Progress,
     ProgressCallback,
@@ -58,6 +61,11 @@ from latentsync_trt.types import (
     YuvPlanes,
 )
 
+_COVERED = 0.6
+_COVERED_STILL = 0.45
+"""Parts of a mouth, and what moves with it: from the first on it counts as covered, and is not
+painted, until less than the second is: what is left would flicker.
+"""
 _OVERVIEW_PX = 768
 """The least length of the longer side of the picture in which large faces are searched: the network
 averages it."""
@@ -83,10 +91,10 @@ class Target:
     """Box and landmarks in pixels of the stored frame."""
     matrix: Float64Array
     """Frame pixels → crop pixels, `(2, 3)`."""
-    kept: tuple[FrameMask, ...] = ()
-    """What stays as it is in the frame, as it is in front of the face."""
     face: AlignedFace | None = None
     """The face, as `cut_out` adds it."""
+    kept: tuple[FrameMask, ...] = ()
+    """What stays as it is in the frame, as it is in front of the face."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +108,10 @@ class ChosenFace:
     """See `Target`."""
     speaker: int
     """See `Target`."""
+    mask: FrameMask | None = None
+    """What is in front of the face; None where nothing is, or it is not asked."""
+    covered: float = 0.0
+    """Part of the mouth, and what moves with it, that is behind that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +124,8 @@ class FrameJob:
     """All faces in the frame; None where none was searched."""
     chosen: tuple[ChosenFace, ...] = ()
     """The faces that follow a voice, whether they speak or not."""
+    front: Front = "free"
+    """What is in front of their mouths."""
     painted: tuple[UInt16Array, ...] = ()
     """The new face of each target, `(H, W, 3)`, 257 × level; none where an earlier run has written
     them."""
@@ -157,6 +171,7 @@ class FaceFinder:
         self._resolution_px = resolution_px
         self._clock = clock or StageClock()
         self._pixel_aspect = pixel_aspect
+        self._covered = set[tuple[int, int]]()
         self._places: list[tuple[slice, slice]] = []
 
     def convert_expected_faces(self, frame: Frame) -> Frame:
@@ -234,25 +249,54 @@ class FaceFinder:
     def place(
         self,
         jobs: FrameJobs,
+        occluders: OccluderFinder | None = None,
         mask: MaskPictures | None = None,
     ) -> FrameJobs:
-        """Yields every job in order, with the places of its chosen faces.
+        """Yields every job in order, with the places of its chosen faces, except of those whose
+        mouths are covered.
 
         Args:
-            mask: what stays as it is.
+            occluders: finds what is in front of a face; None = that is painted over.
+            mask: what else stays as it is.
         """
         with closing(jobs):
             for job in jobs:
+                if occluders is not None:
+                    with self._clock.measure("occluders", frames=int(bool(job.chosen))):
+                        behind = [self._behind(job.frame, one, occluders) for one in job.chosen]
+                    job = replace(job, chosen=tuple(behind))
                 masked = None if mask is None else mask.at(job.frame.time_s)
                 yield self._placed(job, masked)
+
+    def _behind(self, frame: Frame, one: ChosenFace, occluders: OccluderFinder) -> ChosenFace:
+        """Returns a face with what is in front of it, and its place behind that."""
+        picture = square(frame.picture, self._pixel_aspect)
+        face, front = occluders.find(picture, one.track_id, one.face, frame.time_s)
+        if front is None:
+            self._covered.discard(one.track_id)
+            return replace(one, face=face)
+        least = _COVERED_STILL if one.track_id in self._covered else _COVERED
+        if front.mouth_share >= least:
+            self._covered.add(one.track_id)
+        else:
+            self._covered.discard(one.track_id)
+        mask = FrameMask(front.from_frame, front.levels)
+        return replace(one, face=face, mask=mask, covered=front.mouth_share)
 
     def _placed(self, job: FrameJob, masked: Picture | None) -> FrameJob:
         """Returns the job with the places of its faces; `masked`: white stays as it is."""
         aligned = self._aligner.advance({one.track_id: one.face for one in job.chosen})
-        targets = [
-            self._target(job.frame, one, aligned[one.track_id], masked) for one in job.chosen
-        ]
-        return replace(job, targets=tuple(targets))
+        targets = []
+        fronts: set[Front] = {"free"}
+        for one in job.chosen:
+            if one.track_id in self._covered:
+                fronts.add("covered")
+                continue
+            if one.covered >= LEAST_COVERED:
+                fronts.add("kept")
+            targets.append(self._target(job.frame, one, aligned[one.track_id], masked))
+        front = max(fronts, key=get_args(Front).index)
+        return replace(job, targets=tuple(targets), front=front)
 
     def _target(
         self, frame: Frame, one: ChosenFace, place: TrackedFace, masked: Picture | None
@@ -260,14 +304,26 @@ class FaceFinder:
         face = one.face
         matrix = place.matrix
         kept: tuple[FrameMask, ...] = ()
+        if one.mask is not None:
+            kept = (one.mask,)
         if self._pixel_aspect != 1:
             to_square = stretch(frame.picture, self._pixel_aspect)
             face = transformed_face(face, inverse(to_square))
             matrix = composed(to_square, matrix)
+            kept = tuple(
+                FrameMask(composed(to_square, each.from_frame), each.levels) for each in kept
+            )
         if masked is not None:
-            kept = (_part_of_mask(masked, matrix, crop_size_px(self._resolution_px)),)
+            kept += (_part_of_mask(masked, matrix, crop_size_px(self._resolution_px)),)
         return Target(
-            frame.index, frame.time_s, place.track_id, one.person, one.speaker, face, matrix, kept
+            index=frame.index,
+            time_s=frame.time_s,
+            track_id=place.track_id,
+            person=one.person,
+            speaker=one.speaker,
+            tracked=face,
+            matrix=matrix,
+            kept=kept,
         )
 
     def cut_out(
@@ -312,10 +368,13 @@ def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
 
 
 def analyze(
-    video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None
+    video: Path,
+    detector: FaceDetector,
+    on_progress: ProgressCallback = lambda _: None,
+    occluders: OccluderFinder | None = None,
 ) -> tuple[Tracks, dict[int, UInt8Array]]:
-    """Returns the tracks of all faces of a clip, and a picture of each person; raises `NoFaceError`
-    if there is none.
+    """Returns the tracks of all faces of a clip, with what `occluders` find, and a picture of each
+    person; raises `NoFaceError` if there is none.
     """
     info = probe(video)
     aspect = info.sample_aspect_ratio
@@ -329,11 +388,26 @@ def analyze(
         for frame, seen in seen_frames:
             stats.add(frame, seen, has_face=False)
             if seen is not None:
-                people.add(frame.source_s, seen, partial(square, frame.picture, aspect))
+                picture = partial(square, frame.picture, aspect)
+                covered = {}
+                if occluders is not None:
+                    covered = _covered(occluders, picture(), seen, frame.time_s)
+                people.add(frame.source_s, seen, picture, covered)
             on_progress(_search_progress(info, stats.frames))
     if people.is_empty:
         raise stats.no_face(video)
     return people.result(mark_of(video, info, stats.frames))
+
+
+def _covered(
+    occluders: OccluderFinder, picture: Picture, seen: FrameFaces, time_s: Fraction
+) -> dict[int, float]:
+    """Returns the part of each mouth that is behind something, by track."""
+    covered = {}
+    for each in seen.faces:
+        _, front = occluders.find(picture, (each.track_id, 0), each.face, time_s)
+        covered[each.track_id] = 0.0 if front is None else front.mouth_share
+    return covered
 
 
 def _search_progress(info: VideoInfo, count: int) -> Progress:

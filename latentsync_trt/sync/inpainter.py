@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -43,7 +42,11 @@ class Inpainter:
         self, stage: Stage, change: Callable[[T], Converted], items: Iterable[T]
     ) -> list[Converted]:
         """Returns each of the items changed, all in one turn of the stage's thread."""
-        changed: list[Converted] = self.run(stage, partial(list, map(change, items)))
+
+        def change_all() -> list[Converted]:  # a stage may call it again
+            return [change(item) for item in items]
+
+        changed: list[Converted] = self.run(stage, change_all)
         return changed
 
     def encode_faces(self, faces: UInt8Array) -> Float32Array:

@@ -1,6 +1,6 @@
 """The last stage: frames with their patches become the file."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -18,12 +18,12 @@ from latentsync_trt.sync.pace import Pace
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.timeline import Timeline, soundtrack_of
 from latentsync_trt.sync.turns import Span, joined
-from latentsync_trt.types import Frame, Patch, Progress, UInt8Array
+from latentsync_trt.types import Frame, Interval, Patch, Progress, UInt8Array
 
-_SAME_DAMAGE_S = Fraction(1, 2)
-"""Damaged pictures that are nearer than this are named as one time."""
+_ONE_TIME_S = Fraction(1, 2)
+"""Times that are nearer than this are named as one."""
 _MOST_TIMES = 5
-"""How many times of damage a notice names."""
+"""How many times a notice names."""
 
 
 def open_writer(run: RunContext, timeline: Timeline) -> VideoWriter:
@@ -71,7 +71,7 @@ def write_frames(
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
-        faces.add(frame, job.seen, has_face=bool(job.chosen))
+        faces.add(frame, job.seen, has_face=bool(job.chosen), front=job.front)
         problems.add(frame)
         leave()
         if frame.index < pace.frames_done:
@@ -86,6 +86,7 @@ def write_frames(
             picture = partial(small_rgb, run.inputs.info, frame, patches)
             run.on_progress(_progress(frame, faces.frames, expected, pace, picture))
     run.add_notices(problems.notices(video))
+    run.add_notices(_notices_of_front(faces.in_front))
     if not faces.frames_with_face:
         raise faces.no_face(video)
     turned = faces.turned_notice(video)
@@ -111,6 +112,31 @@ def _progress(
     )
 
 
+def _notices_of_front(intervals: Sequence[Interval]) -> Iterator[str]:
+    """Yields what to tell of something in front of a mouth."""
+    spans = {each: Span(Fraction(each.start_s), Fraction(each.end_s)) for each in intervals}
+    covered = [span for each, span in spans.items() if each.reason == "covered"]
+    if spans:
+        lasts_s = sum(each.end_s - each.start_s for each in intervals)
+        yield (
+            f"something is in front of the mouth for {lasts_s:.1f} s, from "
+            f"{_named(spans.values())}; it stays as it is (--occluders paint paints over it)"
+        )
+    if covered:
+        yield (
+            f"most of the mouth is covered from {_named(covered)}; the face is not painted there"
+        )
+
+
+def _named(spans: Iterable[Span]) -> str:
+    """Returns times in words, as in "1.00 to 1.20, 3.00 to 4.00 s"."""
+    times = list(map(str, joined(spans, _ONE_TIME_S)))
+    words = f"{', '.join(times[:_MOST_TIMES])} s"
+    if len(times) > _MOST_TIMES:
+        words += f", and {len(times) - _MOST_TIMES} more times"
+    return words
+
+
 class _SourceProblems:
     """What is wrong with the pictures of the source."""
 
@@ -128,13 +154,10 @@ class _SourceProblems:
 
     def notices(self, video: Path) -> list[str]:
         notices = []
-        times = list(map(str, joined(self._damaged, _SAME_DAMAGE_S)))
-        if times:
-            where = f"{', '.join(times[:_MOST_TIMES])} s"
-            if len(times) > _MOST_TIMES:
-                where += f", and {len(times) - _MOST_TIMES} more times"
+        if self._damaged:
             notices.append(
-                f"{video}: its picture is damaged from {where}; copy or download it again"
+                f"{video}: its picture is damaged from {_named(self._damaged)}; "
+                "copy or download it again"
             )
         if self._new_aspect is not None:
             aspect, source_s = self._new_aspect

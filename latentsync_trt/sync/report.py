@@ -66,6 +66,7 @@ def report_of(
         engines=model.times(),
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
         untouched=tuple(faces.untouched),
+        in_front=tuple(faces.in_front),
         quality=quality.result(float(pace.from_s or 0)),
         picture_delay_s=float(run.inputs.sound.picture_delay_s),
     )

@@ -5,9 +5,10 @@ from functools import partial
 from math import ceil
 
 from latentsync_trt.compositing.fading import FADE_HELD_S
+from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import LARGEST, named_speakers
-from latentsync_trt.face.open_track import LOST_TRACK_S
+from latentsync_trt.face.look_ahead import LOOK_AHEAD_S
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
@@ -28,7 +29,7 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
     as they hold back: then frames are kept on disk.
     """
     window_frames = streams_at(timeline.frames_per_s) * run.slot.bundle.manifest.frames
-    fading_frames = ceil((FADE_HELD_S + LOST_TRACK_S) * (timeline.frames_per_s or MODEL_FPS))
+    fading_frames = ceil((FADE_HELD_S + LOOK_AHEAD_S) * (timeline.frames_per_s or MODEL_FPS))
     left_frames = max_frames_in_memory(run.inputs.info) - fading_frames
     least_frames = window_frames + _FRAMES_IN_TRANSIT
     held_frames = max(least_frames, left_frames)
@@ -36,7 +37,7 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
         held_frames,
         held_frames - window_frames,
         FADE_HELD_S,
-        LOST_TRACK_S,
+        LOOK_AHEAD_S,
         on_disk=left_frames < least_frames,
     )
 
@@ -75,10 +76,12 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
     frames = stages.entering(read_frames(inputs.video, timeline.playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.convert_expected_faces, name="decode")
     chosen = stages.prefetch_frames(finder.choose(decoded), name="face")
+    occluders = OccluderFinder(run.detector) if inputs.options.occluders == "keep" else None
     mask = None
     if inputs.keep_mask is not None:
         mask = inputs.keep_mask.pictures(timeline.playback)
-    return finder.cut_out(finder.place(chosen, mask), inputs.sound.speaks)
+    placed = stages.prefetch_frames(finder.place(chosen, occluders, mask), name="occluders")
+    return finder.cut_out(placed, inputs.sound.speaks)
 
 
 def _with_checks(run: RunContext, quality: Quality, jobs: FrameJobs) -> FrameJobs:
