@@ -1,15 +1,17 @@
 """The mask of `--keep-mask`: what is white in it stays as it is in the video."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
 
+from latentsync_trt.config import Extend
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.paths import is_same_file
 from latentsync_trt.types import Frame, Picture, VideoInfo
 
 _MOST_APART_S = Fraction(1, 10)
@@ -26,24 +28,33 @@ class KeepMask:
     is_still: bool
     """Whether one picture is the mask of all frames."""
 
-    def pictures(self, playback: Playback) -> "MaskPictures":
-        """Returns the mask of each frame of a video that is played in this way."""
-        frames = read_frames(self.path, Playback() if self.is_still else playback)
-        return MaskPictures(cast(Generator[Frame, None, None], frames))
+    def pictures(self, extend: Extend | None) -> "MaskPictures":
+        """Returns the mask of each frame of a video that is extended in this way."""
+        playback = Playback() if self.is_still else Playback(extend=extend)
+        return MaskPictures(cast(Generator[Frame, None, None], read_frames(self.path, playback)))
 
 
 class MaskPictures:
-    """The pictures of a mask, of which each counts until the time of the next one."""
+    """The pictures of a mask, of which each counts until the time of the next one.
+
+    They follow the time in the source, not that of the output: of a mask with another frame rate,
+    or a frame more or less, each pass forward or backward lasts a bit longer or shorter than the
+    video's.
+    """
 
     def __init__(self, frames: Generator[Frame, None, None]) -> None:
-        self._frames: Iterator[Frame] = frames
+        self._frames = frames
         self._now = next(frames)
         self._next = next(frames, None)
-        self.close = frames.close
 
-    def at(self, time_s: Fraction) -> Picture:
-        """Returns the mask at a time of the output, not before that of the last call."""
-        while self._next is not None and self._next.time_s <= time_s + _SAME_TIME_S:
+    def of(self, frame: Frame) -> Picture:
+        """Returns the mask of a frame of the output; frames in order."""
+        time_s = frame.source_s + _SAME_TIME_S
+        while self._next is not None:
+            is_later = self._now.source_s > time_s
+            is_over = self._now.source_s <= self._next.source_s <= time_s
+            if not is_later and not is_over:
+                break
             self._now = self._next
             self._next = next(self._frames, None)
         return self._now.picture
@@ -54,8 +65,10 @@ def check_keep_mask(path: Path, video: Path, info: VideoInfo) -> KeepMask:
 
     Raises:
         MediaError: the mask cannot be read.
-        InputError: it has another size than the video's pictures, or another length.
+        InputError: it is the video, or has another size than its pictures, or another length.
     """
+    if is_same_file(path, video):
+        raise InputError(f"--keep-mask {path}: is the video itself; give a mask of it")
     mask = probe(path)
     size_px = (mask.width_px, mask.height_px)
     video_px = (info.width_px, info.height_px)
@@ -65,7 +78,7 @@ def check_keep_mask(path: Path, video: Path, info: VideoInfo) -> KeepMask:
             f"{video_px[0]}x{video_px[1]}; give a mask of the video's size"
         )
     with closing(cast(Generator[Frame, None, None], read_frames(path))) as frames:
-        is_still = len({frame.source_s for frame, _ in zip(frames, range(2), strict=False)}) == 1
+        is_still = all(frame.source_s == 0 for frame in frames)  # until the second picture
     if not is_still and None not in (mask.duration_s, info.duration_s):
         apart_s = cast(Fraction, mask.duration_s) - cast(Fraction, info.duration_s)
         if abs(apart_s) > _MOST_APART_S:

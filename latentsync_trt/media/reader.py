@@ -50,7 +50,7 @@ _OPAQUE = 250
 """
 _VIEWS = {Type.SPHERICAL: "360°", Type.STEREO3D: "3D"}
 """Names of what `VideoInfo.views` says, by the side data that tell it."""
-_TRANSPARENT = "is transparent, which the output cannot hold; put it on a background first"
+_TRANSPARENT = "is transparent; put it on a background first"
 
 
 def probe(path: Path) -> VideoInfo:

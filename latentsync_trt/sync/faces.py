@@ -265,7 +265,7 @@ class FaceFinder:
                     with self._clock.measure("occluders", frames=int(bool(job.chosen))):
                         behind = [self._behind(job.frame, one, occluders) for one in job.chosen]
                     job = replace(job, chosen=tuple(behind))
-                masked = None if mask is None else mask.at(job.frame.time_s)
+                masked = None if mask is None else mask.of(job.frame)
                 yield self._placed(job, masked)
 
     def _behind(self, frame: Frame, one: ChosenFace, occluders: OccluderFinder) -> ChosenFace:

@@ -85,7 +85,10 @@ def check_inputs(
     _check_sources(source, recording, mix)
     sound = sound_of(source, recording, mix, options)
     replaces = options.overwrite or (options.resume and is_begun(target))
-    check_output_path(target, source, *sound.files, overwrite=replaces)
+    files = [source, *sound.files]
+    if options.keep_mask is not None:
+        files.append(path_argument(options.keep_mask, "--keep-mask"))
+    check_output_path(target, *files, overwrite=replaces)
     info = probe(source)
     encoder = check_encoder(options, info, target)
     duration_s = info.duration_s

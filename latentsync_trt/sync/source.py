@@ -79,7 +79,7 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
     occluders = OccluderFinder(run.detector) if inputs.options.occluders == "keep" else None
     mask = None
     if inputs.keep_mask is not None:
-        mask = inputs.keep_mask.pictures(timeline.playback)
+        mask = inputs.keep_mask.pictures(timeline.playback.extend)
     placed = stages.prefetch_frames(finder.place(chosen, occluders, mask), name="occluders")
     return finder.cut_out(placed, inputs.sound.speaks)
 
