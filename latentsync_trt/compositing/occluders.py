@@ -49,7 +49,7 @@ _UNCERTAIN_PX = 7
 """An edge is searched for up to this far outside of what was seen."""
 _CUT_MARGIN_PX = 6
 """What surrounds that: its colors are those of the face."""
-_CUT_ROUNDS = 2
+_CUT_ROUNDS = 1
 _CUT_SEED = 0
 """Edges do not depend on what else has drawn random numbers."""
 _LEAST_BESIDE_PX = 10
