@@ -8,7 +8,7 @@ only one along with a soft shadow. A smooth change of the features over the whol
 
 from dataclasses import dataclass
 from functools import cache
-from math import isqrt, log
+from math import log
 
 import cv2
 import numpy as np
@@ -23,12 +23,12 @@ matter less.
 """
 _SURROUNDINGS_SHRINK = 4
 _GRID_SIDE = 33
-_INVERSE_GRID_SIDE = 17
-"""Points along a side at which the maps from and to the square are computed; they are linear
-between them.
+"""Points along a side at which the map of the square is computed; it is linear between them."""
+_SPLAT_PX = 0.8
+_LEAST_SPLAT = 0.1
+"""Deviation by which pixels that come from the square are spread; where less than the second of one
+comes, there is nothing.
 """
-_INVERSE_STEP = 4
-"""Each fourth point of a mesh is enough for the way back."""
 _STIFFNESS = 20.0
 """By how much maps are smoothed: points of a mesh that lie on each other, as those of closed lips
 do, need not agree.
@@ -110,8 +110,7 @@ class Appearance:
     """
 
     def __init__(self, mesh: Float32Array) -> None:
-        self._mesh = mesh
-        self._spline = _spline(mesh, _grid(_GRID_SIDE))
+        self._spline = _spline(mesh, _grid())
         self._mean = np.zeros((_FEATURES, SIDE_PX, SIDE_PX), np.float32)
         self._variance = np.zeros_like(self._mean)
         self._precision = np.zeros_like(self._mean)
@@ -136,7 +135,9 @@ class Appearance:
             view: the aligned face, uint8 `(128, 128, 3)` RGB.
             mesh: float32 `(468, 2)` in its pixels.
         """
-        to_view = _dense(self._spline @ mesh)
+        # Not by BLAS, whose threads wait for each other where cores are busy.
+        places = np.einsum("ij,kj->ki", self._spline, np.ascontiguousarray(mesh.T))
+        to_view = _dense(np.ascontiguousarray(places.T))
         upright = remapped(view.astype(np.float32), to_view)
         features = _features(upright)
         if not self._learned:
@@ -177,12 +178,19 @@ class Appearance:
         difference *= rate
         self._variance += difference
 
-    def in_view(self, levels: Float32Array, mesh: Float32Array) -> Float32Array:
-        """Returns levels of the square, `(128, 128)`, as they are in the view of a `mesh`."""
-        nodes = slice(None, None, _INVERSE_STEP)
-        spline = _spline(mesh[nodes], _grid(_INVERSE_GRID_SIDE))
-        to_square = _dense(spline @ self._mesh[nodes])
-        return remapped(levels, to_square)
+    def in_view(self, levels: Float32Array, face: FaceInSquare) -> Float32Array:
+        """Returns levels of the square, `(128, 128)`, as they are in the view of a face, outside of
+        which they are 0: means of those that come close to a pixel.
+        """
+        is_inside = self._inside > 0
+        x, y = np.clip(np.rint(face.to_view[is_inside]), 0, SIDE_PX - 1).astype(np.int64).T
+        places = y * SIDE_PX + x
+        pixels = SIDE_PX * SIDE_PX
+        total = np.bincount(places, weights=levels[is_inside], minlength=pixels)
+        count = np.bincount(places, minlength=pixels)
+        both = np.stack([total, count], axis=-1).reshape(SIDE_PX, SIDE_PX, 2).astype(np.float32)
+        near = cv2.GaussianBlur(both, (0, 0), _SPLAT_PX)
+        return np.asarray(near[..., 0] / np.maximum(near[..., 1], _LEAST_SPLAT), np.float32)
 
     def _light(self, features: Float32Array) -> Float32Array:
         """Returns what the light changes in features, in comparison with the mean, `(4, 128, 128)`:
@@ -284,17 +292,16 @@ def disk(radius_px: int) -> UInt8Array:
     return np.asarray(cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (side_px, side_px)), np.uint8)
 
 
-def _grid(side: int) -> Float32Array:
-    """Returns `side` × `side` places all over the square, row by row, `(n, 2)`."""
-    along = np.linspace(0, SIDE_PX - 1, side)
+def _grid() -> Float32Array:
+    """Returns places all over the square, row by row, `(n, 2)`."""
+    along = np.linspace(0, SIDE_PX - 1, _GRID_SIDE)
     return np.stack(np.meshgrid(along, along), -1).reshape(-1, 2).astype(np.float32)
 
 
 def _dense(values: Float32Array) -> Float32Array:
     """Returns values at the grid `(n, 2)` for each pixel, `(128, 128, 2)`."""
-    side = isqrt(len(values))
-    coarse = values.astype(np.float32).reshape(side, side, 2)
-    step = (side - 1) / (SIDE_PX - 1)
+    coarse = values.reshape(_GRID_SIDE, _GRID_SIDE, 2)
+    step = (_GRID_SIDE - 1) / (SIDE_PX - 1)
     to_grid = np.array([[step, 0, 0], [0, step, 0]])
     dense = np.empty((SIDE_PX, SIDE_PX, 2), np.float32)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -312,7 +319,7 @@ def _spline(nodes: Float32Array, places: Float32Array) -> Float32Array:
     system[:count, count:] = _affine(nodes)
     system[count:, :count] = system[:count, count:].T
     wanted = np.hstack([_bending(places, nodes), _affine(places)])
-    return np.linalg.solve(system, wanted.T)[:count].T.astype(np.float32)
+    return np.ascontiguousarray(np.linalg.solve(system, wanted.T)[:count].T, np.float32)
 
 
 def _affine(places: Float32Array) -> Float64Array:

@@ -239,7 +239,7 @@ def _coarse_cover(
     cover = (hands >= HALF_LEVEL).astype(np.uint8)
     different = appearance.in_front(in_square)
     if different is not None:
-        evidence = appearance.in_view(np.where(different, in_square.distance, 0), view.mesh)
+        evidence = appearance.in_view(np.where(different, in_square.distance, 0), in_square)
         seen = (evidence > _EVIDENCE).astype(np.uint8)
         cv2.morphologyEx(seen, cv2.MORPH_CLOSE, disk(_CLOSED_PX), dst=seen)
         cover |= seen
