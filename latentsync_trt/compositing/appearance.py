@@ -21,7 +21,6 @@ SIDE_PX = 128
 """Side of the square: half of what a network of 256 px sees; noise and small errors of the mesh
 matter less.
 """
-_SURROUNDINGS_SHRINK = 4
 _GRID_SIDE = 33
 """Points along a side at which the map of the square is computed; it is linear between them."""
 _SPLAT_PX = 0.8
@@ -42,10 +41,13 @@ _DARK_LEVELS = 10.0
 _WHITE = log(250 + _DARK_LEVELS)
 """Channels that should be brighter are clipped."""
 _BLUR_PX = 1.0
+"""Deviation of the blur before comparing: noise, and pores that a mesh does not follow."""
 _SURROUNDINGS_PX = 8.0
 """Deviation of the surroundings: light changes over longer distances, textures over shorter
 ones.
 """
+_SURROUNDINGS_SHRINK = 4
+"""By how much a picture is made smaller before it is blurred so much."""
 _LEAST_SPREAD = np.array([0.07, 0.07, 0.12, 0.45], np.float32)
 """Deviation of the features of a face that is not known yet. Shadows on a face change brightness as
 much as objects do, so only what is very bright or dark counts.
@@ -63,10 +65,13 @@ _LIGHT_STEP_PX = 5
 _LIGHT_FEATURES = (0, 1, 3)
 """Those that change with the light."""
 _LIGHT_ROUNDS = 3
+"""Times that the light is fitted, with less weight for what is far from the fit before."""
 _LEAST_LIGHT_SPREAD = 0.02
+"""What is closer to the light than this counts fully."""
 _MOST_DISTANCE = 60.0
 """Larger squared distances say nothing more."""
 _DISTANCE_BLUR_PX = 1.2
+"""Deviation of the blur of distances: single far pixels are noise."""
 
 _FAR = 12.0
 _NOT_NEAR = 6.0
