@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.compositing.occluders import FrontMask, OccluderFinder
-from latentsync_trt.face.align import transformed
+from latentsync_trt.face.align import transformed, transformed_face
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.types import Face, UInt8Array
@@ -55,6 +55,20 @@ def test_nothing_is_in_front_of_a_free_face(
     detector: MediaPipeDetector, clip: list[tuple[UInt8Array, Face]]
 ) -> None:
     assert find_all(detector, clip) == [None] * len(clip)
+
+
+def test_a_face_that_leaves_the_frame_is_free(
+    detector: MediaPipeDetector, clip: list[tuple[UInt8Array, Face]]
+) -> None:
+    frames = []
+    for index, (frame, face) in enumerate(clip):
+        height = frame.shape[0]
+        first_px = height - int(face.box[3]) + 40  # most of the mouth stays in the frame
+        down = np.array([[1.0, 0, 0], [0, 1, first_px + 4 * max(index - FREE, 0)]])
+        moved = np.asarray(cv2.warpAffine(frame, down, frame.shape[1::-1]), np.uint8)
+        frames.append((moved, transformed_face(face, down)))
+    inside = clip[:FREE]
+    assert find_all(detector, [*inside, *frames[FREE:]]) == [None] * len(clip)
 
 
 def test_a_ball_before_the_mouth_is_in_front(

@@ -3,7 +3,7 @@ edges.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import cv2
@@ -102,12 +102,17 @@ class _View:
     """Shape `(128, 128, 3)`, RGB."""
     mesh: Float32Array
     """FaceMesh's points, `(468, 2)` in pixels of the view."""
+    inside: UInt8Array
+    """Shape `(128, 128)`: 255 in the frame, 0 beyond it."""
 
     def region(self) -> UInt8Array:
-        """Returns where a mouth is painted, inside the face's outline: 1, elsewhere 0."""
+        """Returns where a mouth is painted, inside the face's outline and the frame: 1, elsewhere
+        0.
+        """
         outline = drawn([self.mesh[OVAL]], (SIDE_PX, SIDE_PX))
         is_painted = mouth_mask(MASK_PX)[::2, ::2] < 0.5
-        return (is_painted & (outline >= HALF_LEVEL)).astype(np.uint8)
+        is_face = np.minimum(outline, self.inside) >= HALF_LEVEL
+        return (is_painted & is_face).astype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,8 +165,8 @@ class OccluderFinder:
         bias = None if track is None else track.bias
         matrix, bias = align(face.points, bias, MASK_PX)
         from_frame = _square_from_frame(matrix)
-        whole_view = cut(picture, from_frame, (MASK_PX, MASK_PX), outside=0)
-        view = _small_view(whole_view, from_frame, landmarks)
+        whole_view = cut(picture, from_frame, (MASK_PX, MASK_PX), outside=None)
+        view = _small_view(whole_view, from_frame, landmarks, picture.shape)
         if track is None:
             track = _FaceMemory(Appearance(view.mesh), time_s)
             self._tracks[track_id] = track
@@ -202,13 +207,18 @@ def _square_from_frame(matrix: Float64Array) -> Float64Array:
     return np.array([scaled_row(x_row, MASK_PX / width_px), scaled_row(y_row, MASK_PX / height_px)])
 
 
-def _small_view(whole: UInt8Array, from_frame: Float64Array, mesh: Float32Array) -> _View:
-    """Returns a view of `SIDE_PX`; `mesh`: in frame pixels."""
+def _small_view(
+    whole: UInt8Array, from_frame: Float64Array, mesh: Float32Array, shape: tuple[int, ...]
+) -> _View:
+    """Returns a view of `SIDE_PX`; `mesh`: in pixels of a frame of this shape."""
     scale = SIDE_PX / MASK_PX
     to_small = np.array([scaled_row(row, scale) for row in from_frame.tolist()])
     pixels = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
     cv2.resize(whole, (SIDE_PX, SIDE_PX), dst=pixels, interpolation=cv2.INTER_AREA)
-    return _View(to_small, pixels, transformed(mesh, to_small))
+    bottom, right = shape[0] - 1, shape[1] - 1
+    corners = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float32)
+    inside = drawn([transformed(corners, to_small)], (SIDE_PX, SIDE_PX))
+    return _View(to_small, pixels, transformed(mesh, to_small), inside)
 
 
 def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Array | None:
@@ -216,17 +226,19 @@ def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Ar
     nothing is; learns what the face looks like.
     """
     in_square = track.appearance.compare(view.pixels, view.mesh)
+    is_inside = remapped(view.inside.astype(np.float32), in_square.to_view) >= HALF_LEVEL
+    in_square = replace(in_square, distance=in_square.distance * is_inside)
     coarse = _coarse_cover(track.appearance, in_square, view, hands)
     cover = None
     if coarse is not None:
         cover = _with_exact_edges(coarse, view)
     cover = _steadied(cover, view, track.covered)
     track.covered = None if cover is None else _Covered(view, cover)
-    is_free = np.ones((SIDE_PX, SIDE_PX), np.bool_)
+    is_free = is_inside
     if cover is not None:
         seen = cover if coarse is None else np.maximum(cover, coarse)
         seen = cv2.dilate(seen, disk(_LEARNED_MARGIN_PX))
-        is_free = remapped(np.asarray(seen, np.float32), in_square.to_view) < _FREE
+        is_free &= remapped(np.asarray(seen, np.float32), in_square.to_view) < _FREE
     track.appearance.learn(in_square, is_free)
     return cover
 

@@ -128,16 +128,22 @@ def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
     return AlignedFace(image, matrix, size_px)
 
 
-def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside: int) -> UInt8Array:
+def cut(
+    frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside: int | None
+) -> UInt8Array:
     """Returns a picture of `size_px` (width, height); `matrix`: frame pixels → its pixels;
-    `outside`: its level beyond the frame.
+    `outside`: its level beyond the frame, None = that at the edge of the frame.
     """
     place = frame_rectangle(matrix, size_px, frame.shape)
-    picture = np.full((size_px[1], size_px[0], 3), outside, np.uint8)
+    level = outside or 0
+    picture = np.full((size_px[1], size_px[0], 3), level, np.uint8)
     if not place.is_empty:
         part = frame[place.top : place.bottom, place.left : place.right]
         from_part = shifted(matrix, place.left, place.top)
-        cv2.warpAffine(part, from_part, size_px, dst=picture, borderValue=(outside,) * 3)
+        border = cv2.BORDER_REPLICATE if outside is None else cv2.BORDER_CONSTANT
+        cv2.warpAffine(
+            part, from_part, size_px, dst=picture, borderMode=border, borderValue=(level,) * 3
+        )
     return picture
 
 
