@@ -50,7 +50,7 @@ _UNCERTAIN_PX = 7
 _CUT_MARGIN_PX = 6
 """What surrounds that: its colors are those of the face."""
 _CUT_ROUNDS = 1
-"""A second round changes IoU by less than 0.01."""
+"""A second round changed IoU by at most 0.013 in the 13 scenes in which that was compared."""
 _CUT_SEED = 0
 """Edges do not depend on what else has drawn random numbers."""
 _LEAST_BESIDE_PX = 10
