@@ -8,8 +8,12 @@ from typing import Any
 from latentsync_trt.bench.rows import bundle_facts, to_json
 from latentsync_trt.bundle.manifest import Bundle, resolution_of
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.measure.compare import COMPARISON_HEADS as COMPARISON_HEADS
-from latentsync_trt.measure.compare import ClipResults, compare_results, labeled
+from latentsync_trt.measure.compare import (
+    COMPARISON_HEADS,
+    ClipResults,
+    compare_results,
+    labeled,
+)
 from latentsync_trt.measure.page import write_page
 from latentsync_trt.measure.syncnet import SyncNet
 from latentsync_trt.media.demo_clip import SpokenClip

@@ -16,6 +16,7 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import print_table, progress_bar
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.files import temporary_folder
+from latentsync_trt.measure.compare import COMPARISON_HEADS
 from latentsync_trt.measure.page import page_path
 from latentsync_trt.measure.syncnet import open_syncnet
 from latentsync_trt.media.demo_clip import choose_clip
@@ -98,7 +99,7 @@ def _print_comparison(outcome: Comparison, page: Path) -> None:
     results = outcome.results
     echo(f"A: {sides.names[0]}\nB: {sides.names[1]}\n{sides.settings}")
     echo(f"{results.name}, {results.frames} frames")
-    print_table(comparison.COMPARISON_HEADS, outcome.lines)
+    print_table(COMPARISON_HEADS, outcome.lines)
     for note in sides.notes():
         echo(f"note: {note}", err=True)
     echo(f"{page.with_suffix('.mp4')}: side by side\n{page}: all of it, with plots")
