@@ -1,5 +1,6 @@
 """What is in front of a face is found, and nothing on a face that is free."""
 
+from collections.abc import Hashable
 from fractions import Fraction
 
 import cv2
@@ -9,8 +10,12 @@ import pytest
 from latentsync_trt.compositing.occluders import FrontMask, OccluderFinder
 from latentsync_trt.face.align import transformed, transformed_face
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.people import FaceStats
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.types import Face, UInt8Array
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.types import Face, Picture, UInt8Array
+from tests.clips import frame_at
 
 FREE = 12
 COVERED = 4
@@ -134,3 +139,40 @@ def test_a_mask_lies_where_the_frame_says(
     assert mask is not None
     (x, y) = transformed(np.array([center], np.float32), mask.from_frame)[0].round().astype(int)
     assert mask.levels[y, x] == 255
+
+
+class OneCovered(OccluderFinder):
+    """Something is in front of most of one person's mouth; of the other's, if `both` are."""
+
+    def __init__(self, detector: MediaPipeDetector, *, both: bool) -> None:
+        super().__init__(detector)
+        self._both = both
+        self._first: Hashable = None
+
+    def find(
+        self, picture: Picture, track_id: Hashable, face: Face, time_s: Fraction
+    ) -> tuple[Face, FrontMask | None]:
+        self._first = self._first or track_id
+        if track_id != self._first and not self._both:
+            return face, None
+        mask = FrontMask(np.eye(2, 3), np.full((256, 256), 255, np.uint8), mouth_share=0.9)
+        return face, mask
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_time_is_untouched_only_if_all_mouths_are_covered(
+    detector: MediaPipeDetector, clip: list[tuple[UInt8Array, Face]], both: bool
+) -> None:
+    two = (np.hstack([frame, frame[:, ::-1]]) for frame, _ in clip)
+    finder = FaceFinder(FaceTracker(detector), 64, choice={0: 0, 1: 1})
+    frames = (frame_at(index, frame) for index, frame in enumerate(two))
+    stats = FaceStats()
+    for job in finder.place(finder.choose(frames), OneCovered(detector, both=both)):
+        assert len(job.chosen) == 2
+        assert len(job.targets) == (0 if both else 1)
+        is_chosen = bool(job.chosen)
+        stats.add(
+            job.frame, job.seen, has_face=is_chosen, front=job.front, is_covered=job.is_covered
+        )
+    assert [each.reason for each in stats.in_front] == ["covered"]
+    assert [each.reason for each in stats.untouched] == (["mouth covered"] if both else [])

@@ -222,13 +222,20 @@ class FaceStats:
     """The times at which something was in front of a mouth: "kept" or "covered"."""
 
     def add(
-        self, frame: Frame, seen: FrameFaces | None, *, has_face: bool, front: Front = "free"
+        self,
+        frame: Frame,
+        seen: FrameFaces | None,
+        *,
+        has_face: bool,
+        front: Front = "free",
+        is_covered: bool = False,
     ) -> None:
         """Adds the next frame.
 
         Args:
             seen: None where no face was searched.
             has_face: whether one was chosen.
+            is_covered: whether most of each mouth that was chosen is behind something.
         """
         self.frames += 1
         self.frames_with_face += has_face
@@ -242,7 +249,7 @@ class FaceStats:
             _extend(self.in_front, frame, front)
         if not has_face:
             _extend(self.untouched, frame, "other faces" if seen.faces else seen.why_none)
-        elif front == "covered":
+        elif is_covered:
             _extend(self.untouched, frame, "mouth covered")
 
     def turned_notice(self, video: Path) -> str | None:

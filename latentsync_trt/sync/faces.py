@@ -126,6 +126,8 @@ class FrameJob:
     """The faces that follow a voice, whether they speak or not."""
     front: Front = "free"
     """What is in front of their mouths."""
+    is_covered: bool = False
+    """Whether that is so much of each of them that none is painted."""
     painted: tuple[UInt16Array, ...] = ()
     """The new face of each target, `(H, W, 3)`, 257 × level; none where an earlier run has written
     them."""
@@ -296,7 +298,8 @@ class FaceFinder:
                 fronts.add("kept")
             targets.append(self._target(job.frame, one, aligned[one.track_id], masked))
         front = max(fronts, key=get_args(Front).index)
-        return replace(job, targets=tuple(targets), front=front)
+        is_covered = front == "covered" and not targets
+        return replace(job, targets=tuple(targets), front=front, is_covered=is_covered)
 
     def _target(
         self, frame: Frame, one: ChosenFace, place: TrackedFace, masked: Picture | None

@@ -71,7 +71,13 @@ def write_frames(
     run.on_progress(Progress("painting first frames", writer.frames_done, expected))
     for job, patches in composed:
         frame = job.frame
-        faces.add(frame, job.seen, has_face=bool(job.chosen), front=job.front)
+        faces.add(
+            frame,
+            job.seen,
+            has_face=bool(job.chosen),
+            front=job.front,
+            is_covered=job.is_covered,
+        )
         problems.add(frame)
         leave()
         if frame.index < pace.frames_done:
