@@ -10,10 +10,12 @@ import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from fractions import Fraction
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
+import cv2
 import httpx
 import pytest
 from openapi_spec_validator import validate
@@ -22,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import Started, TaskError
 from latentsync_trt.errors import OutputError
+from latentsync_trt.media.demo_clip import camera_frames
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until, upload_of
 
@@ -437,6 +440,26 @@ def test_files_of_options_are_uploads(
     assert [(each.face, Path(each.voice).name) for each in options.speaker] == [
         (1, "speaker_1.wav")
     ]
+
+
+def test_a_mask_is_an_upload(
+    client: httpx.Client, clip: Files, worker: PretendedWorker, folder: Path
+) -> None:
+    worker.go.set()
+    picture = next(camera_frames(Fraction(1, 25)))[..., 0]
+    for mask, status, words in (
+        (b"no picture", 415, "matte.PNG"),
+        (cv2.imencode(".png", picture[1:])[1].tobytes(), 422, "give a mask of the video's size"),
+    ):
+        refused = send(client, clip | {"keep_mask": ("matte.PNG", mask)})
+        assert (refused.status_code, words in refused.text) == (status, True), refused.text
+        assert str(folder) not in refused.text
+    mask = cv2.imencode(".png", picture)[1].tobytes()
+    files = clip | {"keep_mask": ("matte.PNG", mask)}
+    assert ended(client, sent(client, files, options={"occluders": "paint"}))["state"] == "done"
+    options = worker.tasks[0].options
+    assert Path(str(options.keep_mask)).name == "keep_mask.png"
+    assert options.occluders == "paint"
 
 
 def test_uploads_that_break_off_take_no_place_in_the_queue(
