@@ -128,6 +128,7 @@ def _frames_with_face(
                 "it there"
             )
             if job.front == "covered":
+                where += ", or paint over what is in front (--occluders paint)"
                 raise NoFaceError(f"{video}: the mouth is covered {where}")
             if not job.targets:
                 reason = stats.no_face(video)
