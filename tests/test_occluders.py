@@ -97,6 +97,13 @@ def test_a_ball_before_the_mouth_is_in_front(
     assert 0.1 < mask.mouth_share < 0.8
 
 
+def test_a_face_that_appears_behind_an_object_is_free(
+    detector: MediaPipeDetector, clip: list[tuple[UInt8Array, Face]]
+) -> None:
+    frames = [(with_ball(frame, face)[0], face) for frame, face in clip[:FREE]]
+    assert find_all(detector, [*frames, *clip[FREE:]])[FREE:] == [None] * COVERED
+
+
 def test_masks_do_not_depend_on_random_numbers(
     detector: MediaPipeDetector, clip: list[tuple[UInt8Array, Face]]
 ) -> None:

@@ -88,6 +88,12 @@ from the lips, which show teeth and tongue: what covers a mouth covers the skin 
 """
 HALF_LEVEL = 128
 """Level of a pixel, of 255, that is covered by half."""
+_HUE_FEATURES = 2
+"""The first features, which say what color a pixel has, whatever the light."""
+_SKIN_SPREAD = 0.12
+"""How far the color of the skin of a face differs from place to place, as a logarithm; further away
+is another color.
+"""
 _FIRST_FRAMES = 3
 """Frames that nothing is compared with."""
 
@@ -130,6 +136,7 @@ class Appearance:
         is_painted = mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5
         outline[:, [0, -1]] = 0  # so that the margin is there, too, where a view ends
         is_inner = cv2.erode(outline, disk(_MARGIN_PX)) > HALF_LEVEL
+        self._is_painted = is_painted
         self._begins = is_painted & is_inner & (lips < HALF_LEVEL)
         """Where something may begin."""
 
@@ -168,7 +175,26 @@ class Appearance:
         reached = (face.distance > self._reached).astype(np.uint8)
         count, labels = cv2.connectedComponents(reached)
         is_part = np.bincount(labels[is_far], minlength=count) >= _LEAST_FAR_PX
-        return is_part[labels] if is_part.any() else None
+        if not is_part.any():
+            return None
+        seen = is_part[labels]
+        if self._has_left(face.features, seen):
+            self._frames[seen] = 0
+            return None
+        return seen
+
+    def _has_left(self, features: Float32Array, is_far: BoolArray) -> bool:
+        """Returns whether what looks different is the face, and what was there before was in front
+        of it: it has the colors of the upper face, which those that were learned have not.
+        """
+        is_upper = (self._inside > 0) & ~self._is_painted & ~is_far
+        if not is_upper.any():
+            return False
+        skin = np.median(features[:_HUE_FEATURES, is_upper], axis=1)
+        now = np.median(features[:_HUE_FEATURES, is_far], axis=1)
+        learned = np.median(self._mean[:_HUE_FEATURES, is_far], axis=1)
+        away = float(np.abs(now - skin).max())
+        return away < _SKIN_SPREAD and away + _SKIN_SPREAD < float(np.abs(learned - skin).max())
 
     def learn(self, face: FaceInSquare, is_free: BoolArray) -> None:
         """Adds a frame; `is_free (128, 128)`: where nothing is in front of the face."""
