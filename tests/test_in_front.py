@@ -3,17 +3,21 @@
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.compositing.occluders import FrontMask, OccluderFinder
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.types import BoolArray, SyncReport
-from tests.clips import decoded, write_sound
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.types import BoolArray, Face, SyncReport
+from tests.clips import decoded, frame_at, write_sound
 
 LENGTH = 36
 IN_FRONT = range(14, 26)
@@ -106,3 +110,23 @@ def test_a_mouth_that_is_covered_is_not_painted(lip_sync: LipSync, tmp_path: Pat
     assert painted[-1].any()
     assert not painted[middle].any()
     assert "mouth covered" in {interval.reason for interval in report.untouched}
+
+
+def test_where_nothing_is_in_front_few_frames_are_looked_at(small_ball: BallClip) -> None:
+    """Those before a frame with the ball are looked at, too, so none of it is painted over."""
+
+    class Counting(OccluderFinder):
+        def find(self, *arguments: Any) -> tuple[Face, FrontMask | None]:
+            looked.append(arguments[-1])
+            return super().find(*arguments)
+
+    looked: list[Fraction] = []
+    detector = MediaPipeDetector()
+    finder = FaceFinder(FaceTracker(detector), 64)
+    frames = (frame_at(*numbered) for numbered in enumerate(decoded(small_ball.path)))
+    jobs = list(finder.place(finder.choose(frames), Counting(detector)))
+    assert [job.frame.index for job in jobs] == list(range(LENGTH))
+    with_front = [job.frame.index for job in jobs if job.front != "free"]
+    assert with_front[0] == IN_FRONT.start
+    assert set(IN_FRONT) <= set(with_front)
+    assert len(looked) < LENGTH

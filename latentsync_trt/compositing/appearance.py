@@ -127,7 +127,8 @@ class Appearance:
         self._precision = np.zeros_like(self._mean)
         self._frames = np.zeros((SIDE_PX, SIDE_PX), np.float32)
         """Frames in which each pixel was seen."""
-        self._learned = 0
+        self.learned = 0
+        """Frames that were added."""
         size_px = (SIDE_PX, SIDE_PX)
         outline = drawn([mesh[OVAL]], size_px)
         lips = cv2.dilate(drawn([mesh[LIPS]], size_px), disk(_LIPS_MARGIN_PX))
@@ -152,12 +153,12 @@ class Appearance:
         to_view = _dense(np.ascontiguousarray(places.T))
         upright = remapped(view.astype(np.float32), to_view)
         features = _features(upright)
-        if not self._learned:
+        if not self.learned:
             return FaceInSquare(np.zeros((SIDE_PX, SIDE_PX), np.float32), features, to_view)
         light = self._light(features)
         features -= light
         self._restore_clipped(features, light)
-        if self._learned % _REFRESH_FRAMES == 1:
+        if self.learned % _REFRESH_FRAMES == 1:
             self._precision = self._inverse_variance()
         difference = features - self._mean
         difference *= difference
@@ -170,7 +171,7 @@ class Appearance:
     def in_front(self, face: FaceInSquare) -> BoolArray | None:
         """Returns what is in front of the face in the square, `(128, 128)`; None if nothing is."""
         is_far = (face.distance > _FAR) & self._begins
-        if self._learned < _FIRST_FRAMES or np.count_nonzero(is_far) < _LEAST_FAR_PX:
+        if self.learned < _FIRST_FRAMES or np.count_nonzero(is_far) < _LEAST_FAR_PX:
             return None
         reached = (face.distance > self._reached).astype(np.uint8)
         count, labels = cv2.connectedComponents(reached)
@@ -198,7 +199,7 @@ class Appearance:
 
     def learn(self, face: FaceInSquare, is_free: BoolArray) -> None:
         """Adds a frame; `is_free (128, 128)`: where nothing is in front of the face."""
-        self._learned += 1
+        self.learned += 1
         np.minimum(self._frames + is_free, np.float32(_MEMORY_FRAMES), out=self._frames)
         rate = is_free / np.maximum(self._frames, np.float32(1))
         difference = face.features - self._mean

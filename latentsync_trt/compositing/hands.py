@@ -51,8 +51,10 @@ _NEAR = 0.5
 """Hands are examined whose region is closer to the face's box than this, in lengths of its longer
 side.
 """
-_FRAMES_BETWEEN_LOOKS = 6
-"""A palm is searched for in every sixth frame, and where the view changes at once."""
+_FRAMES_BETWEEN_LOOKS = 3
+"""A palm is searched for in every third frame that is looked at, which are one of three where
+nothing is in front, and where the view changes at once.
+"""
 _SMALL_PX = 32
 """Side of the small views by which a sudden change is seen."""
 _CHANGED_CELLS = 100

@@ -2,7 +2,7 @@
 edges.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -74,6 +74,8 @@ _EDGE_GAIN = 1.6
 """A mask's edge is blurred by the first, and made steeper by the second: it is two pixels wide."""
 _MOST_GAP_S = Fraction(1, 2)
 """After a longer gap, a mask begins anew; what the face looks like stays."""
+_LEARNED_FRAMES = 12
+"""Frames from which on a face is known well enough not to be looked at in each."""
 _MOST_TRACKS = 12
 """Tracks of which it is known what they look like."""
 
@@ -131,6 +133,10 @@ class _FaceMemory:
     appearance: Appearance
     time_s: Fraction
     """Of its last frame."""
+    step_s: Fraction = Fraction(0)
+    """Time between that and the frame before, of those that were looked at."""
+    motion_share: float = 1.0
+    """See `covered_face`."""
     bias: complex | None = None
     """See `align`."""
     hands: HandsSeen = HandsSeen()
@@ -138,6 +144,13 @@ class _FaceMemory:
     """None where nothing was in front in the frame before."""
     face: UncoveredFace | None = None
     """In the frame before; None before the first."""
+
+    def is_quiet(self) -> bool:
+        return self.covered is None and self.appearance.learned >= _LEARNED_FRAMES
+
+
+OccluderState = dict[Hashable, _FaceMemory]
+"""What is remembered of each track."""
 
 
 class OccluderFinder:
@@ -180,8 +193,23 @@ class OccluderFinder:
         mask = _front_mask(cover, view, from_frame)
         if track.face is None:
             return face, mask
-        track.face = covered_face(self._mesher, picture, track.face, mask.levels, from_frame)
+        track.face = covered_face(
+            self._mesher, picture, track.face, mask.levels, from_frame, track.motion_share
+        )
         return _with_mesh(face, track.face.mesh), mask
+
+    def is_quiet(self, track_ids: Iterable[Hashable]) -> bool:
+        """Returns whether all these tracks are known well, and nothing was in front last."""
+        tracks = [self._tracks.get(each) for each in track_ids]
+        return all(each is not None and each.is_quiet() for each in tracks)
+
+    def state(self) -> "OccluderState":
+        """Returns what is remembered, to go back to by `restore`; what faces look like stays."""
+        return {key: replace(track) for key, track in self._tracks.items()}
+
+    def restore(self, state: "OccluderState") -> None:
+        """Goes back to `state`, to look at frames before the last ones."""
+        self._tracks = state
 
     def _track(self, track_id: Hashable, time_s: Fraction) -> _FaceMemory | None:
         """Returns what is remembered of a track; forgets the oldest of too many."""
@@ -196,6 +224,10 @@ class OccluderFinder:
             track.hands = HandsSeen()
             track.covered = None
             track.face = None
+        step_s = time_s - track.time_s
+        if track.step_s > 0:
+            track.motion_share = min(1.0, float(step_s / track.step_s))
+        track.step_s = step_s
         track.time_s = time_s
         return track
 

@@ -67,6 +67,7 @@ def covered_face(
     before: UncoveredFace,
     mask: UInt8Array,
     mask_from_frame: Float64Array,
+    motion_share: float = 1.0,
 ) -> UncoveredFace:
     """Returns a face that is partly covered.
 
@@ -75,13 +76,14 @@ def covered_face(
         before: the same face in the frame before.
         mask: uint8 `(h, w)`, 255 where something is in front of the face.
         mask_from_frame: `(2, 3)`, frame pixels → pixels of the mask.
+        motion_share: part of the last motion that is expected: less than 1 where that took longer.
     """
-    mesh = transformed(before.mesh, before.motion)
+    motion = np.eye(2, 3) + motion_share * (before.motion - np.eye(2, 3))
+    mesh = transformed(before.mesh, motion)
     from_frame = _view_around(mesh)
     mask_to_view = composed(inverse(mask_from_frame), from_frame)
     edge = np.ones((2 * _EDGE_PX + 1, 2 * _EDGE_PX + 1), np.uint8)
     is_covered = cv2.dilate(_into_view(mask, mask_to_view), edge) >= _COVERED_LEVEL
-    motion = before.motion
     if _seen_share(is_covered, transformed(mesh, from_frame)) < _LEAST_SEEN:
         mesh = before.mesh
         motion = np.eye(2, 3)

@@ -14,7 +14,7 @@ from typing import get_args
 
 import numpy as np
 
-from latentsync_trt.compositing.occluders import OccluderFinder
+from latentsync_trt.compositing.occluders import FrontMask, OccluderFinder
 from latentsync_trt.face.align import (
     composed,
     crop,
@@ -61,6 +61,10 @@ from latentsync_trt.types import (
     YuvPlanes,
 )
 
+_UNSEEN = 2
+"""Frames that are not looked at between two in which nothing is in front of a face; something that
+comes is there for longer, and these are looked at then.
+"""
 _COVERED = 0.6
 _COVERED_STILL = 0.45
 """Parts of a mouth, and what moves with it: from the first on it counts as covered, and is not
@@ -108,10 +112,8 @@ class ChosenFace:
     """See `Target`."""
     speaker: int
     """See `Target`."""
-    mask: FrameMask | None = None
+    front: FrontMask | None = None
     """What is in front of the face; None where nothing is, or it is not asked."""
-    covered: float = 0.0
-    """Part of the mouth, and what moves with it, that is behind that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,28 +264,47 @@ class FaceFinder:
             mask: what else stays as it is.
         """
         with closing(jobs):
-            for job in jobs:
-                if occluders is not None:
-                    with self._clock.measure("occluders", frames=int(bool(job.chosen))):
-                        behind = [self._behind(job.frame, one, occluders) for one in job.chosen]
-                    job = replace(job, chosen=tuple(behind))
+            seen = jobs if occluders is None else self._with_fronts(jobs, occluders)
+            for job in seen:
                 masked = None if mask is None else mask.of(job.frame)
                 yield self._placed(job, masked)
 
-    def _behind(self, frame: Frame, one: ChosenFace, occluders: OccluderFinder) -> ChosenFace:
-        """Returns a face with what is in front of it, and its place behind that."""
-        picture = square(frame.picture, self._pixel_aspect)
-        face, front = occluders.find(picture, one.track_id, one.face, frame.time_s)
-        if front is None:
-            self._covered.discard(one.track_id)
-            return replace(one, face=face)
-        least = _COVERED_STILL if one.track_id in self._covered else _COVERED
-        if front.mouth_share >= least:
-            self._covered.add(one.track_id)
-        else:
-            self._covered.discard(one.track_id)
-        mask = FrameMask(front.from_frame, front.levels)
-        return replace(one, face=face, mask=mask, covered=front.mouth_share)
+    def _with_fronts(self, jobs: FrameJobs, occluders: OccluderFinder) -> FrameJobs:
+        """Yields every job in order with what is in front of its faces. As long as that is nothing,
+        only one of a few frames is looked at, and those before it where something has come.
+        """
+        waiting: list[FrameJob] = []
+        for job in jobs:
+            if len(waiting) < _UNSEEN and occluders.is_quiet(one.track_id for one in job.chosen):
+                waiting.append(job)
+                continue
+            before = occluders.state()
+            seen = self._with_front(job, occluders)
+            if waiting and any(one.front is not None for one in seen.chosen):
+                occluders.restore(before)
+                waiting = [self._with_front(each, occluders) for each in waiting]
+                seen = self._with_front(job, occluders)
+            yield from waiting
+            yield seen
+            waiting = []
+        for job in waiting:
+            yield self._with_front(job, occluders)
+
+    def _with_front(self, job: FrameJob, occluders: OccluderFinder) -> FrameJob:
+        """Returns a job with what is in front of its faces, and their places behind that."""
+        time_s = job.frame.time_s
+        picture = square(job.frame.picture, self._pixel_aspect)
+        chosen = []
+        with self._clock.measure("occluders", frames=int(bool(job.chosen))):
+            for one in job.chosen:
+                face, front = occluders.find(picture, one.track_id, one.face, time_s)
+                chosen.append(replace(one, face=face, front=front))
+                share = 0.0 if front is None else front.mouth_share
+                least = _COVERED_STILL if one.track_id in self._covered else _COVERED
+                self._covered.discard(one.track_id)
+                if share >= least:
+                    self._covered.add(one.track_id)
+        return replace(job, chosen=tuple(chosen))
 
     def _placed(self, job: FrameJob, masked: Picture | None) -> FrameJob:
         """Returns the job with the places of its faces; `masked`: white stays as it is."""
@@ -294,7 +315,7 @@ class FaceFinder:
             if one.track_id in self._covered:
                 fronts.add("covered")
                 continue
-            if one.covered >= LEAST_COVERED:
+            if one.front is not None and one.front.mouth_share >= LEAST_COVERED:
                 fronts.add("kept")
             targets.append(self._target(job.frame, one, aligned[one.track_id], masked))
         front = max(fronts, key=get_args(Front).index)
@@ -307,8 +328,8 @@ class FaceFinder:
         face = one.face
         matrix = place.matrix
         kept: tuple[FrameMask, ...] = ()
-        if one.mask is not None:
-            kept = (one.mask,)
+        if one.front is not None:
+            kept = (FrameMask(one.front.from_frame, one.front.levels),)
         if self._pixel_aspect != 1:
             to_square = stretch(frame.picture, self._pixel_aspect)
             face = transformed_face(face, inverse(to_square))

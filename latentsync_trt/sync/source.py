@@ -20,7 +20,7 @@ from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Timeline
 from latentsync_trt.sync.windows import GatheredJobs, gather, streams_at
 
-_FRAMES_IN_TRANSIT = 4
+_FRAMES_IN_TRANSIT = 6
 """Frames queued between, or processed by, stages that hold none back."""
 
 
