@@ -10,7 +10,7 @@ contains a word; `--pictures` writes a strip of each scene; `--output` writes th
 For experiments, import:
 
 - `scripts.occluder_scenes`: `load_clip`, `compose`, `reference`, `TUNING`, `HELD_OUT`,
-  `FREE_CHANGES`;
+  `FREE_CHANGES`, `HELD_OUT_CHANGES`;
 - from here: `followed` (faces of frames), `score` (a scene's masks and matrices → `Score`),
   `alignment_errors_px`, `marked_shares` (false alarms of free frames).
 
@@ -41,6 +41,7 @@ from latentsync_trt.types import Face, Float64Array, UInt8Array
 from scripts.occluder_scenes import (
     FREE_CHANGES,
     HELD_OUT,
+    HELD_OUT_CHANGES,
     SIDE_PX,
     TUNING,
     Clip,
@@ -281,12 +282,13 @@ class Bench:
         clip = self.clip(clip_name)
         if change != "as filmed":
             clip = clip.part(0, 150)
-        frames = FREE_CHANGES[change](clip)
+        frames = (FREE_CHANGES | HELD_OUT_CHANGES)[change](clip)
         _, masks, spent_s = self.find(frames, clip.faces()[0])
         shares = np.array(marked_shares(masks, reference(clip)))
         return {
             "clip": clip_name,
             "change": change,
+            "held_out": change in HELD_OUT_CHANGES,
             "frames": len(shares),
             "marked": int((shares > LEAST_MARKED).sum()),
             "most_marked": round(float(shares.max()), 3),
@@ -336,7 +338,7 @@ def main() -> None:
     free_rows = []
     if args.free:
         for clip_name in CLIPS:
-            for change in FREE_CHANGES:
+            for change in FREE_CHANGES | HELD_OUT_CHANGES:
                 free_rows.append(bench.free_row(clip_name, change))
                 print(free_rows[-1], flush=True)
     if args.output is not None:

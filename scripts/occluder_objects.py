@@ -50,6 +50,8 @@ HANDS = {
     "spread hand": HandPlace("demo3", 420, 620, 860, 940, 1345, (0.4, 0.2)),
     "hand from the right": HandPlace("demo3", 98, 610, 1065, 940, 1330, (0.4, 0.5)),
     "edge of a hand": HandPlace("demo3", 504, 520, 1045, 960, 1330, (0.3, 0.2)),
+    "reaching fingers": HandPlace("demo3", 545, 560, 1085, 830, 1370, (0.3, 0.4)),
+    "half-open hand": HandPlace("demo3", 250, 585, 1180, 850, 1390, (0.35, 0.45)),
     "back of a hand": HandPlace("demo2", 434, 455, 1315, 840, 1590, (0.4, 0.5)),
     "hanging hand": HandPlace("demo2", 448, 535, 1385, 945, 1900, (0.4, 0.6)),
 }
@@ -154,6 +156,29 @@ def fork() -> Cutout:
     return Cutout(np.clip(levels, 0, 255), alpha, (0.5, 0.12))
 
 
+def tumbler(color: tuple[int, int, int]) -> Cutout:
+    """Returns a paper cup with a lid and a darker sleeve."""
+    levels, alpha, x, y = _canvas()
+    light = 0.66 + 0.4 * np.cos((x - 0.6) * 3.0)
+    levels[:] = np.array(color) * light[..., None]
+    levels[(y > 0.42) & (y < 0.72)] *= (0.72, 0.6, 0.5)
+    levels[y < 0.13] = (46, 44, 44)
+    body = np.array([(150, 75), (450, 75), (410, 590), (190, 590)])
+    cv2.fillPoly(alpha, [body], 1.0, cv2.LINE_AA)
+    cv2.rectangle(alpha, (140, 45), (460, 80), 1.0, -1)
+    return Cutout(_textured(levels, 4, 2), alpha, (0.5, 0.2))
+
+
+def spoon() -> Cutout:
+    levels, alpha, x, y = _canvas()
+    light = 135 + 75 * np.cos((x - 0.47) * 22) + 20 * np.sin(y * 11)
+    levels[:] = light[..., None] * np.array((1.03, 1.0, 0.94))
+    cv2.ellipse(alpha, (300, 90), (52, 82), 0, 0, 360, 1.0, -1, cv2.LINE_AA)
+    corners = np.array([(288, 160), (312, 160), (320, 595), (280, 595)])
+    cv2.fillPoly(alpha, [corners], 1.0, cv2.LINE_AA)
+    return Cutout(np.clip(levels, 0, 255), alpha, (0.5, 0.15))
+
+
 def hair(color: tuple[int, int, int], seed: int) -> Cutout:
     levels, alpha, x, y = _canvas()
     levels[:] = np.array(color) * (0.8 + 0.4 * np.sin(x * 60 + y * 5))[..., None]
@@ -192,6 +217,11 @@ _DRAWN = {
     "cup": cup((235, 232, 225), has_stripe=False),
     "mug": cup((70, 96, 150), has_stripe=False),
     "striped mug": cup((238, 226, 205), has_stripe=True),
+    "green microphone": microphone((60, 92, 70), (30, 34, 32)),
+    "pale mug": cup((214, 192, 168), has_stripe=False),
+    "paper cup": tumbler((226, 214, 196)),
+    "spoon": spoon(),
+    "red pen": pen((150, 36, 44)),
     "pen": pen((40, 70, 160)),
     "dark pen": pen((34, 34, 38)),
     "fork": fork(),

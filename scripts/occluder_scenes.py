@@ -299,7 +299,7 @@ def _drawn_on_face(clip: Clip, draw: Callable[[int, UInt8Array, Float32Array], N
     return frames
 
 
-def _beard(clip: Clip) -> UInt8Array:
+def _beard(clip: Clip, dark: tuple[int, int, int] = (58, 42, 34)) -> UInt8Array:
     jaw = [93, 132, 58, 172, 136, 150, 149, 176, 148, 152, 377, 400, 378, 379, 365, 397, 288, 361]
     jaw += [323, 425, 391, 393, 164, 167, 165, 205]
     texture = np.random.default_rng(3).normal(size=(64, 64)).astype(np.float32)
@@ -312,22 +312,22 @@ def _beard(clip: Clip) -> UInt8Array:
         scale = np.ptp(mesh[:, 0]) / 64 * 1.2
         matrix = np.array([[scale, 0, left], [0, scale, top]])
         grain = cv2.warpAffine(texture, matrix, frame.shape[1::-1], borderMode=cv2.BORDER_WRAP)
-        color = np.array([58, 42, 34]) + 12 * grain[..., None]
+        color = np.array(dark) + 12 * grain[..., None]
         frame[:] = np.clip(frame * (1 - soft[..., None]) + color * soft[..., None], 0, 255)
 
     return _drawn_on_face(clip, draw)
 
 
-def _glasses(clip: Clip) -> UInt8Array:
+def _glasses(clip: Clip, color: tuple[int, int, int] = (25, 22, 24)) -> UInt8Array:
     rims = ([35, 31, 228, 230, 232, 244, 55, 65, 53, 46], [265, 261, 448, 450, 452, 464, 285, 295])
 
     def draw(_index: int, frame: UInt8Array, mesh: Float32Array) -> None:
         width_px = max(2, round(float(np.ptp(mesh[:, 0])) / 45))
         for rim in rims:
             hull = cv2.convexHull(mesh[rim]).astype(np.int32)
-            cv2.polylines(frame, [hull], True, (25, 22, 24), width_px, cv2.LINE_AA)
+            cv2.polylines(frame, [hull], True, color, width_px, cv2.LINE_AA)
         bridge = mesh[[55, 285]].astype(np.int32)
-        cv2.line(frame, tuple(bridge[0]), tuple(bridge[1]), (25, 22, 24), width_px, cv2.LINE_AA)
+        cv2.line(frame, tuple(bridge[0]), tuple(bridge[1]), color, width_px, cv2.LINE_AA)
 
     return _drawn_on_face(clip, draw)
 
@@ -370,6 +370,17 @@ def _tongue(clip: Clip) -> UInt8Array:
     return _drawn_on_face(clip, draw)
 
 
+def _flickering_screen(clip: Clip) -> UInt8Array:
+    """Bluish light from below that changes each few frames, as that of a screen."""
+    steps = np.random.default_rng(11).uniform(0, 1, 1 + len(clip.frames) // 6)
+    ramp = np.linspace(0.3, 1, clip.frames.shape[1], dtype=np.float32)[:, None, None]
+
+    def gain(index: int) -> Float32Array:
+        return 1 + float(steps[index // 6]) * ramp * np.array([0.08, 0.14, 0.26], np.float32)
+
+    return _lit(clip, gain)
+
+
 FREE_CHANGES: dict[str, Callable[[Clip], UInt8Array]] = {
     "as filmed": lambda clip: clip.frames,
     "light waves": _waving_light,
@@ -380,6 +391,13 @@ FREE_CHANGES: dict[str, Callable[[Clip], UInt8Array]] = {
     "breath": _breath,
     "tongue": _tongue,
 }
+
+HELD_OUT_CHANGES: dict[str, Callable[[Clip], UInt8Array]] = {
+    "screen flickers": _flickering_screen,
+    "red beard": lambda clip: _beard(clip, (104, 62, 38)),
+    "golden glasses": lambda clip: _glasses(clip, (176, 142, 70)),
+}
+"""Changes by which no thresholds were chosen."""
 
 TUNING = (
     Scene("hand", "open hand", "demo1", 0, 1.6, 60, 8),
@@ -394,6 +412,8 @@ TUNING = (
     Scene("cup", "cup", "demo2", 40, 0.9, 90, 6, turn_deg=15),
     Scene("pen", "pen", "demo1", 40, 1.3, 45, 7, turn_deg=50),
     Scene("pen", "pen", "demo2", 60, 1.1, 120, 6, turn_deg=-35),
+    Scene("cup", "striped mug", "portrait", 50, 0.8, 90, 8),
+    Scene("pen", "fork", "demo1", 130, 1.1, 60, 8, turn_deg=30),
     Scene("hair", "hair", "demo2", 0, 1.4, 180, 9),
     Scene("blob", "skin-colored blob", "demo1", 0, 0.7, 0, 7),
     Scene("blob", "skin-colored blob", "demo2", 40, 0.6, 180, 6),
@@ -422,11 +442,20 @@ HELD_OUT = (
     Scene("cup", "mug", "demo1", 150, 0.8, 60, 7, turn_deg=-10),
     Scene("cup", "striped mug", "demo2", 320, 0.7, 100, 8),
     Scene("cup", "mug", "demo2", 380, 0.95, 90, 5, turn_deg=20),
-    Scene("cup", "striped mug", "portrait", 50, 0.8, 90, 8),
     Scene("pen", "dark pen", "demo1", 160, 1.2, 40, 6, turn_deg=60),
-    Scene("pen", "fork", "demo1", 130, 1.1, 60, 8, turn_deg=30),
     Scene("pen", "fork", "demo2", 300, 1.3, 120, 7, turn_deg=-40),
     Scene("pen", "dark pen", "portrait", 30, 1.3, 130, 7, turn_deg=-50),
+    Scene("hand", "reaching fingers", "demo1", 110, 1.5, 20, 7),
+    Scene("hand", "reaching fingers", "portrait", 15, 1.3, 40, 6, turn_deg=20),
+    Scene("hand", "half-open hand", "demo2", 150, 1.4, 70, 8),
+    Scene("microphone", "green microphone", "demo2", 120, 1.15, 75, 7, 15, (0.05, 0.1)),
+    Scene("cup", "pale mug", "portrait", 10, 0.75, 75, 7, turn_deg=-12),
+    Scene("cup", "pale mug", "demo1", 115, 0.85, 100, 9),
+    Scene("cup", "paper cup", "demo2", 170, 0.9, 80, 6, turn_deg=8),
+    Scene("cup", "paper cup", "portrait", 65, 0.8, 110, 8, turn_deg=14),
+    Scene("pen", "spoon", "demo1", 145, 1.2, 70, 7, turn_deg=25),
+    Scene("pen", "spoon", "demo2", 220, 1.1, 50, 6, turn_deg=45),
+    Scene("pen", "red pen", "portrait", 45, 1.2, 60, 8, turn_deg=40),
     Scene("hair", "fair hair", "demo2", 360, 1.4, 180, 9),
     Scene("hair", "hair", "portrait", 60, 1.3, 0, 8),
     Scene("blob", "round skin-colored blob", "demo1", 140, 0.6, 0, 6),
