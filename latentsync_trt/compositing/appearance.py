@@ -75,7 +75,7 @@ _DISTANCE_BLUR_PX = 1.2
 
 _FAR = 12.0
 _NOT_NEAR = 6.0
-_NOT_NEAR_AT_LIPS = 14.0
+_NOT_NEAR_AT_LIPS = 10.0
 """Squared distances: where something begins in front of a face, and how far it reaches; an open
 mouth is not part of what touches it.
 """

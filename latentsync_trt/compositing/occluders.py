@@ -64,7 +64,10 @@ _STAYS_SHARE = 0.8
 from the second on, it stays.
 """
 _MOST_KEPT = 0.85
-"""Part of the mask of the frame before that is kept where the picture has not changed."""
+_MOST_KEPT_COVERED = 0.98
+"""Parts of the mask of the frame before that are kept where the picture has not changed: what is
+taken for free, and for covered. An object that stays is better known from how it came.
+"""
 _FREE = 0.1
 """A pixel that is covered by less is learned."""
 _LEARNED_MARGIN_PX = 3
@@ -336,9 +339,10 @@ def _steadied(
     change = cv2.absdiff(view.pixels, np.asarray(pixels, np.uint8)).max(axis=2)
     smooth = np.asarray(change, np.float32)
     cv2.GaussianBlur(smooth, (0, 0), _SOFT_PX, dst=smooth)
-    kept = _MOST_KEPT * np.exp(-((smooth / np.float32(_SAME_LEVELS)) ** 2))
-    kept *= _stays(earlier, smooth)
     now = np.zeros_like(earlier) if cover is None else cover
+    kept = np.exp(-((smooth / np.float32(_SAME_LEVELS)) ** 2))
+    kept *= np.where(now < earlier, np.float32(_MOST_KEPT_COVERED), np.float32(_MOST_KEPT))
+    kept *= _stays(earlier, smooth)
     steady = kept * earlier + (1 - kept) * now
     return steady if np.count_nonzero(steady >= 0.5) >= _LEAST_COVERED_PX else None
 
