@@ -45,7 +45,16 @@ them.
 
 STAGES = {
     *("open", "encode audio", "decode", "face", "align", "gather"),
-    *("encode faces", "denoise", "decode faces", "analyze paste", "compose", "measure", "encode"),
+    *(
+        "occluders",
+        "encode faces",
+        "denoise",
+        "decode faces",
+        "analyze paste",
+        "compose",
+        "measure",
+        "encode",
+    ),
 }
 """Of a run, as its report and its profile name them."""
 

@@ -183,3 +183,22 @@ def test_a_time_is_untouched_only_if_all_mouths_are_covered(
         )
     assert [each.reason for each in stats.in_front] == ["covered"]
     assert [each.reason for each in stats.untouched] == (["mouth covered"] if both else [])
+
+
+def test_what_covers_most_of_a_mouth_for_long_is_the_face(
+    detector: MediaPipeDetector, clip: list[tuple[UInt8Array, Face]]
+) -> None:
+    finder = OccluderFinder(detector)
+    for index, (frame, face) in enumerate(clip[:FREE]):
+        finder.find(frame, 0, face, Fraction(index, 25))
+    frame, face = clip[FREE]
+    covered, (x, y), radius = with_ball(frame, face)
+    cv2.circle(covered, (x, y), round(1.4 * radius), GRAY, -1, cv2.LINE_AA)
+    shares = {}
+    for step in range(1, 31):
+        time_s = Fraction(FREE, 25) + Fraction(step, 5)
+        _, mask = finder.find(covered, 0, face, time_s)
+        shares[time_s] = 0.0 if mask is None else mask.mouth_share
+    begins_s = min(shares)
+    assert min(share for time_s, share in shares.items() if time_s < begins_s + 3) > 0.6
+    assert max(share for time_s, share in shares.items() if time_s > begins_s + 5) < 0.6

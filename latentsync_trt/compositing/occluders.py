@@ -77,6 +77,12 @@ _EDGE_GAIN = 1.6
 """A mask's edge is blurred by the first, and made steeper by the second: it is two pixels wide."""
 _MOST_GAP_S = Fraction(1, 2)
 """After a longer gap, a mask begins anew; what the face looks like stays."""
+_MOST_OF_MOUTH = 0.6
+_LONGEST_COVER_S = Fraction(4)
+"""Where FaceMesh sees a face, but so much of the mouth looks different for longer than this and no
+hand is there, something else than the face was learned, as from a moment in which it was covered:
+it is learned anew.
+"""
 _LEARNED_FRAMES = 12
 """Frames from which on a face is known well enough not to be looked at in each."""
 _MOST_TRACKS = 12
@@ -136,6 +142,8 @@ class _FaceMemory:
     appearance: Appearance
     time_s: Fraction
     """Of its last frame."""
+    visible_s: Fraction
+    """When at least a part of the mouth was last seen."""
     step_s: Fraction = Fraction(0)
     """Time between that and the frame before, of those that were looked at."""
     motion_share: float = 1.0
@@ -184,16 +192,22 @@ class OccluderFinder:
         whole_view = cut(picture, from_frame, (MASK_PX, MASK_PX), outside=None)
         view = _small_view(whole_view, from_frame, landmarks, picture.shape)
         if track is None:
-            track = _FaceMemory(Appearance(view.mesh), time_s)
+            track = _FaceMemory(Appearance(view.mesh), time_s, visible_s=time_s)
             self._tracks[track_id] = track
         track.bias = bias
         track.hands = self._hands.find(picture, face, whole_view, track.hands)
         hands = hand_mask(track.hands.hands, view.from_frame, (SIDE_PX, SIDE_PX))
         cover = _find_cover(track, view, hands)
         if cover is None:
+            track.visible_s = time_s
             track.face = free_face(picture, landmarks, track.face)
             return face, None
         mask = _front_mask(cover, view, from_frame)
+        if mask.mouth_share < _MOST_OF_MOUTH or track.hands.hands:
+            track.visible_s = time_s
+        elif time_s - track.visible_s > _LONGEST_COVER_S:
+            del self._tracks[track_id]
+            return face, None
         if track.face is None:
             return face, mask
         track.face = covered_face(
