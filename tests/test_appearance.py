@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.compositing.appearance import SIDE_PX, Appearance
-from latentsync_trt.face.align import align, crop_size_px, cut, scaled_row, transformed
+from latentsync_trt.face.align import align, crop_size_px, cut, scaled_matrix, transformed
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
@@ -21,10 +21,8 @@ def face() -> tuple[UInt8Array, Float32Array]:
     """The built-in face in a view of 128 px, with its mesh."""
     (detected,) = MediaPipeDetector().detect(portrait())
     matrix, _ = align(detected.points, None, SIDE_PX)
-    rows = []
-    for row, length_px in zip(matrix.tolist(), crop_size_px(SIDE_PX), strict=True):
-        rows.append(scaled_row(row, SIDE_PX / length_px))
-    from_frame = np.array(rows)
+    width_px, height_px = crop_size_px(SIDE_PX)
+    from_frame = scaled_matrix(matrix, SIDE_PX / width_px, SIDE_PX / height_px)
     assert detected.landmarks is not None
     view = cut(portrait(), from_frame, (SIDE_PX, SIDE_PX), outside=0)
     return view, transformed(detected.landmarks, from_frame)

@@ -130,3 +130,25 @@ def test_where_nothing_is_in_front_few_frames_are_looked_at(small_ball: BallClip
     assert with_front[0] == IN_FRONT.start
     assert set(IN_FRONT) <= set(with_front)
     assert len(looked) < LENGTH
+
+
+def test_a_mouth_that_will_be_covered_is_painted_until_then(small_ball: BallClip) -> None:
+    """Also in the frames that are looked at only when something has come."""
+    begins = IN_FRONT.start + 2
+
+    class Scripted(OccluderFinder):
+        def find(self, *arguments: Any) -> tuple[Face, FrontMask | None]:
+            _, _, face, time_s = arguments
+            if time_s < Fraction(begins, 25):
+                return face, None
+            levels = np.full((256, 256), 255, np.uint8)
+            return face, FrontMask(np.eye(2, 3), levels, mouth_share=0.9, is_most=True)
+
+        def is_quiet(self, track_ids: Any) -> bool:
+            return len(list(track_ids)) == 1
+
+    detector = MediaPipeDetector()
+    finder = FaceFinder(FaceTracker(detector), 64)
+    frames = (frame_at(*numbered) for numbered in enumerate(decoded(small_ball.path)))
+    jobs = list(finder.place(finder.choose(frames), Scripted(detector)))
+    assert [bool(job.targets) for job in jobs] == [index < begins for index in range(LENGTH)]

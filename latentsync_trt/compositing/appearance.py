@@ -134,11 +134,9 @@ class Appearance:
         lips = cv2.dilate(drawn([mesh[LIPS]], size_px), disk(_LIPS_MARGIN_PX))
         self._inside = (outline > HALF_LEVEL).astype(np.float32)
         self._reached = np.where(lips < HALF_LEVEL, _NOT_NEAR, _NOT_NEAR_AT_LIPS)
-        is_painted = mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5
         outline[:, [0, -1]] = 0  # so that the margin is there, too, where a view ends
         is_inner = cv2.erode(outline, disk(_MARGIN_PX)) > HALF_LEVEL
-        self._is_painted = is_painted
-        self._begins = is_painted & is_inner & (lips < HALF_LEVEL)
+        self._begins = painted_area() & is_inner & (lips < HALF_LEVEL)
         """Where something may begin."""
 
     def compare(self, view: UInt8Array, mesh: Float32Array) -> FaceInSquare:
@@ -188,7 +186,7 @@ class Appearance:
         """Returns whether what looks different is the face, and what was there before was in front
         of it: it has the colors of the upper face, which those that were learned have not.
         """
-        is_upper = (self._inside > 0) & ~self._is_painted & ~is_far
+        is_upper = (self._inside > 0) & ~painted_area() & ~is_far
         if not is_upper.any():
             return False
         skin = np.median(features[:_HUE_FEATURES, is_upper], axis=1)
@@ -261,6 +259,12 @@ class Appearance:
             slope_y = cv2.Sobel(mean, cv2.CV_32F, 0, 1, scale=0.125)
             total += (slope_x * slope_x + slope_y * slope_y) * _MESH_ERROR_PX**2
         return 1 / variance
+
+
+@cache
+def painted_area() -> BoolArray:
+    """Returns where a mouth is painted in an aligned view, `(128, 128)`."""
+    return np.asarray(mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5)
 
 
 def remapped(picture: Float32Array, places: Float32Array) -> Float32Array:

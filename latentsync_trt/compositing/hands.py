@@ -185,7 +185,7 @@ class HandFinder:
     def _new_hand_in(
         self, picture: Picture, face: Face, region: Region, hands: Sequence[Hand]
     ) -> Hand | None:
-        """Returns the hand in the `region` of a palm that is none of `hands`."""
+        """Returns the hand in the `region` of a palm, if that is another one than `hands`."""
         if any(_is_same(region, hand.region()) for hand in hands):
             return None
         hand = self._hand_in(picture, face, region, _LEAST_PALM_SCORE)

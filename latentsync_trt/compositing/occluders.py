@@ -15,6 +15,7 @@ from latentsync_trt.compositing.appearance import (
     Appearance,
     FaceInSquare,
     disk,
+    painted_area,
     remapped,
 )
 from latentsync_trt.compositing.hands import HandFinder, HandsSeen, hand_mask
@@ -25,14 +26,13 @@ from latentsync_trt.face.align import (
     crop_size_px,
     cut,
     inverse,
-    mouth_mask,
-    scaled_row,
+    scaled_matrix,
     transformed,
 )
 from latentsync_trt.face.covered import UncoveredFace, covered_face, free_face
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import POINTS, face_of
-from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import Face, Float32Array, Float64Array, FrameMask, Picture, UInt8Array
 
 MASK_PX = 256
 _EVIDENCE = 9.0
@@ -77,9 +77,13 @@ _EDGE_GAIN = 1.6
 """A mask's edge is blurred by the first, and made steeper by the second: it is two pixels wide."""
 _MOST_GAP_S = Fraction(1, 2)
 """After a longer gap, a mask begins anew; what the face looks like stays."""
-_MOST_OF_MOUTH = 0.6
+_COVERED = 0.6
+_COVERED_STILL = 0.45
+"""Parts of a mouth, and what moves with it: from the first on it counts as covered, until less than
+the second is: what is left would flicker.
+"""
 _LONGEST_COVER_S = Fraction(4)
-"""Where FaceMesh sees a face, but so much of the mouth looks different for longer than this and no
+"""Where FaceMesh sees a face, but the mouth looks different and covered for longer than this and no
 hand is there, something else than the face was learned, as from a moment in which it was covered:
 it is learned anew.
 """
@@ -90,17 +94,13 @@ _MOST_TRACKS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FrontMask:
-    """What is in front of a face in one frame."""
+class FrontMask(FrameMask):
+    """What is in front of a face in one frame, `(256, 256)`; its edge is two pixels wide."""
 
-    from_frame: Float64Array
-    """Shape `(2, 3)`: frame pixels → pixels of the mask."""
-    levels: UInt8Array
-    """Shape `(256, 256)`: 255 where something is in front of the face, 0 where nothing is; the edge
-    is two pixels wide.
-    """
     mouth_share: float
     """Part of the mouth mask within the face's outline that is covered, 0 to 1."""
+    is_most: bool
+    """Whether that is so much that the face is not to be painted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,15 +115,10 @@ class _View:
     """FaceMesh's points, `(468, 2)` in pixels of the view."""
     inside: UInt8Array
     """Shape `(128, 128)`: 255 in the frame, 0 beyond it."""
-
-    def region(self) -> UInt8Array:
-        """Returns where a mouth is painted, inside the face's outline and the frame: 1, elsewhere
-        0.
-        """
-        outline = drawn([self.mesh[OVAL]], (SIDE_PX, SIDE_PX))
-        is_painted = mouth_mask(MASK_PX)[::2, ::2] < 0.5
-        is_face = np.minimum(outline, self.inside) >= HALF_LEVEL
-        return (is_painted & is_face).astype(np.uint8)
+    region: UInt8Array
+    """Shape `(128, 128)`: 1 where a mouth is painted, inside the face's outline and the frame,
+    elsewhere 0.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +148,8 @@ class _FaceMemory:
     hands: HandsSeen = HandsSeen()
     covered: _Covered | None = None
     """None where nothing was in front in the frame before."""
+    is_most: bool = False
+    """See `FrontMask`; in the frame before."""
     face: UncoveredFace | None = None
     """In the frame before; None before the first."""
 
@@ -199,11 +196,13 @@ class OccluderFinder:
         hands = hand_mask(track.hands.hands, view.from_frame, (SIDE_PX, SIDE_PX))
         cover = _find_cover(track, view, hands)
         if cover is None:
+            track.is_most = False
             track.visible_s = time_s
             track.face = free_face(picture, landmarks, track.face)
             return face, None
-        mask = _front_mask(cover, view, from_frame)
-        if mask.mouth_share < _MOST_OF_MOUTH or track.hands.hands:
+        mask = _front_mask(cover, view, from_frame, was_most=track.is_most)
+        track.is_most = mask.is_most
+        if mask.mouth_share < _COVERED or track.hands.hands:
             track.visible_s = time_s
         elif time_s - track.visible_s > _LONGEST_COVER_S:
             del self._tracks[track_id]
@@ -252,8 +251,7 @@ class OccluderFinder:
 def _square_from_frame(matrix: Float64Array) -> Float64Array:
     """Returns `(2, 3)`: frame pixels → pixels of the mask; `matrix`: to the upright crop."""
     width_px, height_px = crop_size_px(MASK_PX)
-    x_row, y_row = matrix.tolist()
-    return np.array([scaled_row(x_row, MASK_PX / width_px), scaled_row(y_row, MASK_PX / height_px)])
+    return scaled_matrix(matrix, MASK_PX / width_px, MASK_PX / height_px)
 
 
 def _small_view(
@@ -261,13 +259,17 @@ def _small_view(
 ) -> _View:
     """Returns a view of `SIDE_PX`; `mesh`: in pixels of a frame of this shape."""
     scale = SIDE_PX / MASK_PX
-    to_small = np.array([scaled_row(row, scale) for row in from_frame.tolist()])
+    to_small = scaled_matrix(from_frame, scale, scale)
     pixels = np.empty((SIDE_PX, SIDE_PX, 3), np.uint8)
     cv2.resize(whole, (SIDE_PX, SIDE_PX), dst=pixels, interpolation=cv2.INTER_AREA)
     bottom, right = shape[0] - 1, shape[1] - 1
     corners = np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], np.float32)
     inside = drawn([transformed(corners, to_small)], (SIDE_PX, SIDE_PX))
-    return _View(to_small, pixels, transformed(mesh, to_small), inside)
+    small_mesh = transformed(mesh, to_small)
+    outline = drawn([small_mesh[OVAL]], (SIDE_PX, SIDE_PX))
+    is_face = np.minimum(outline, inside) >= HALF_LEVEL
+    region = (painted_area() & is_face).astype(np.uint8)
+    return _View(to_small, pixels, small_mesh, inside, region)
 
 
 def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Array | None:
@@ -305,7 +307,7 @@ def _coarse_cover(
         seen = (evidence > _EVIDENCE).astype(np.uint8)
         cv2.morphologyEx(seen, cv2.MORPH_CLOSE, disk(_CLOSED_PX), dst=seen)
         cover |= seen
-    if np.count_nonzero(cover & view.region()) < _LEAST_COVERED_PX:
+    if np.count_nonzero(cover & view.region) < _LEAST_COVERED_PX:
         return None
     return cover.astype(np.float32)
 
@@ -319,7 +321,7 @@ def _with_exact_edges(coarse: Float32Array, view: _View) -> Float32Array:
     labels[cv2.dilate(cover, disk(_UNCERTAIN_PX)) > 0] = cv2.GC_PR_BGD
     labels[cover > 0] = cv2.GC_PR_FGD
     labels[cv2.erode(cover, disk(_CERTAIN_PX)) > 0] = cv2.GC_FGD
-    near = cv2.dilate(view.region(), disk(_UNCERTAIN_PX + _CUT_MARGIN_PX))
+    near = cv2.dilate(view.region, disk(_UNCERTAIN_PX + _CUT_MARGIN_PX))
     x, y, width, height = cv2.boundingRect(near & (labels != cv2.GC_BGD))
     rows = slice(max(y - _CUT_MARGIN_PX, 0), y + height + _CUT_MARGIN_PX)
     columns = slice(max(x - _CUT_MARGIN_PX, 0), x + width + _CUT_MARGIN_PX)
@@ -374,15 +376,18 @@ def _stays(cover: Float32Array, change: Float32Array) -> float:
     return float(np.clip((same_share - _LEFT_SHARE) / (_STAYS_SHARE - _LEFT_SHARE), 0, 1))
 
 
-def _front_mask(cover: Float32Array, view: _View, from_frame: Float64Array) -> FrontMask:
-    """Returns the mask of a cover; `from_frame`: to the mask."""
+def _front_mask(
+    cover: Float32Array, view: _View, from_frame: Float64Array, *, was_most: bool
+) -> FrontMask:
+    """Returns the mask of a cover; `from_frame`: to the mask; `was_most`: in the frame before."""
     large = cv2.resize(cover, (MASK_PX, MASK_PX), interpolation=cv2.INTER_LINEAR)
     soft = cv2.GaussianBlur(large, (0, 0), _SOFT_PX)
     steep = np.clip((soft - 0.5) * _EDGE_GAIN + 0.5, 0, 1)
-    region = view.region()
-    covered_px = int(np.count_nonzero((cover >= 0.5) & (region > 0)))
-    share = covered_px / max(int(np.count_nonzero(region)), 1)
-    return FrontMask(from_frame, np.rint(steep * 255).astype(np.uint8), share)
+    levels = np.rint(steep * 255).astype(np.uint8)
+    covered_px = int(np.count_nonzero((cover >= 0.5) & (view.region > 0)))
+    share = covered_px / max(int(np.count_nonzero(view.region)), 1)
+    is_most = share >= (_COVERED_STILL if was_most else _COVERED)
+    return FrontMask(from_frame, levels, share, is_most)
 
 
 def _with_mesh(face: Face, mesh: Float32Array) -> Face:

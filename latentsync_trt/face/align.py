@@ -187,16 +187,20 @@ def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
     """Returns the face's matrix for a crop resized to `size_px`; pixel centers are half a pixel
     from the edge in both sizes.
     """
-    x_row, y_row = face.matrix.tolist()
     x_scale = size_px[0] / face.crop_size_px[0]
     y_scale = size_px[1] / face.crop_size_px[1]
-    return np.array([scaled_row(x_row, x_scale), scaled_row(y_row, y_scale)])
+    return scaled_matrix(face.matrix, x_scale, y_scale)
 
 
-def scaled_row(row: Sequence[float], scale: float) -> list[float]:
-    """Returns a row of an affine matrix whose result is a coordinate of pixels that are `scale`
-    times as many; their centers lie half a pixel from the edge.
+def scaled_matrix(matrix: Float64Array, x_scale: float, y_scale: float) -> Float64Array:
+    """Returns the affine `matrix (2, 3)` for pixels that are so many times as many along x and y;
+    their centers lie half a pixel from the edge.
     """
+    x_row, y_row = matrix.tolist()
+    return np.array([_scaled_row(x_row, x_scale), _scaled_row(y_row, y_scale)])
+
+
+def _scaled_row(row: Sequence[float], scale: float) -> list[float]:
     x, y, start = row
     return [x * scale, y * scale, start * scale + (scale - 1) / 2]
 
@@ -259,7 +263,7 @@ def square(picture: Picture, aspect: Fraction) -> Picture:
 def stretch(picture: Picture, aspect: Fraction) -> Float64Array:
     """Returns `(2, 3)`: pixels of `picture` → pixels of `square(picture, aspect)`."""
     scale = _square_width_px(picture, aspect) / picture.shape[1]
-    return np.array([scaled_row((1, 0, 0), scale), [0, 1, 0]])
+    return scaled_matrix(np.eye(2, 3), scale, 1)
 
 
 def _square_width_px(picture: Picture, aspect: Fraction) -> int:

@@ -19,7 +19,7 @@ from typing import Literal
 import cv2
 import numpy as np
 
-from latentsync_trt.face.align import scaled_row
+from latentsync_trt.face.align import scaled_matrix
 from latentsync_trt.face.geometry import MESH_SIDE_PX, Region, as_complex
 from latentsync_trt.face.identity import look_of
 from latentsync_trt.types import Complex128Array, Face, Float32Array, Picture, UInt8Array, YuvPlanes
@@ -119,13 +119,12 @@ class View:
         region = Region.around(face).to_frame()
         region[:, :2] *= MESH_SIDE_PX / _SAMPLES
         height, width = self._luma.shape
-        x_row, y_row = region.tolist()
-        x_row = scaled_row(x_row, width / self.picture.shape[1])
-        y_row = scaled_row(y_row, height / self.picture.shape[0])
+        x_scale = width / self.picture.shape[1]
+        y_scale = height / self.picture.shape[0]
         samples = np.empty((_SAMPLES, _SAMPLES), np.uint8)
         cv2.warpAffine(
             self._luma,
-            np.array([x_row, y_row]),
+            scaled_matrix(region, x_scale, y_scale),
             samples.shape,
             dst=samples,
             flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,

@@ -65,11 +65,6 @@ _UNSEEN = 2
 """Frames that are not looked at between two in which nothing is in front of a face; something that
 comes is there for longer, and these are looked at then.
 """
-_COVERED = 0.6
-_COVERED_STILL = 0.45
-"""Parts of a mouth, and what moves with it: from the first on it counts as covered, and is not
-painted, until less than the second is: what is left would flicker.
-"""
 _OVERVIEW_PX = 768
 """The least length of the longer side of the picture in which large faces are searched: the network
 averages it."""
@@ -175,7 +170,6 @@ class FaceFinder:
         self._resolution_px = resolution_px
         self._clock = clock or StageClock()
         self._pixel_aspect = pixel_aspect
-        self._covered = set[tuple[int, int]]()
         self._places: list[tuple[slice, slice]] = []
 
     def convert_expected_faces(self, frame: Frame) -> Frame:
@@ -292,18 +286,15 @@ class FaceFinder:
 
     def _with_front(self, job: FrameJob, occluders: OccluderFinder) -> FrameJob:
         """Returns a job with what is in front of its faces, and their places behind that."""
-        time_s = job.frame.time_s
-        picture = square(job.frame.picture, self._pixel_aspect)
+        if not job.chosen:
+            return job
+        frame = job.frame
         chosen = []
-        with self._clock.measure("occluders", frames=int(bool(job.chosen))):
+        with self._clock.measure("occluders"):
+            picture = square(frame.picture, self._pixel_aspect)
             for one in job.chosen:
-                face, front = occluders.find(picture, one.track_id, one.face, time_s)
+                face, front = occluders.find(picture, one.track_id, one.face, frame.time_s)
                 chosen.append(replace(one, face=face, front=front))
-                share = 0.0 if front is None else front.mouth_share
-                least = _COVERED_STILL if one.track_id in self._covered else _COVERED
-                self._covered.discard(one.track_id)
-                if share >= least:
-                    self._covered.add(one.track_id)
         return replace(job, chosen=tuple(chosen))
 
     def _placed(self, job: FrameJob, masked: Picture | None) -> FrameJob:
@@ -312,7 +303,7 @@ class FaceFinder:
         targets = []
         fronts: set[Front] = {"free"}
         for one in job.chosen:
-            if one.track_id in self._covered:
+            if one.front is not None and one.front.is_most:
                 fronts.add("covered")
                 continue
             if one.front is not None and one.front.mouth_share >= LEAST_COVERED:
@@ -329,13 +320,13 @@ class FaceFinder:
         matrix = place.matrix
         kept: tuple[FrameMask, ...] = ()
         if one.front is not None:
-            kept = (FrameMask(one.front.from_frame, one.front.levels),)
+            kept = (one.front,)
         if self._pixel_aspect != 1:
             to_square = stretch(frame.picture, self._pixel_aspect)
             face = transformed_face(face, inverse(to_square))
             matrix = composed(to_square, matrix)
             kept = tuple(
-                FrameMask(composed(to_square, each.from_frame), each.levels) for each in kept
+                replace(each, from_frame=composed(to_square, each.from_frame)) for each in kept
             )
         if masked is not None:
             kept += (_part_of_mask(masked, matrix, crop_size_px(self._resolution_px)),)
