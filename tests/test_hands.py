@@ -1,6 +1,7 @@
 """Hands in front of faces: a drawn one before a portrait, and real ones beside a face."""
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -25,6 +26,7 @@ OPEN_HAND = np.array(
 )
 """A hand of a clip, relative to its middle knuckle, in widths of its palm."""
 PALM_PX = 55
+START_S = Fraction(0)
 OVER_MOUTH = (240.0, 190.0)
 BELOW_CHIN = (240.0, 290.0)
 SKIN = np.array([214, 160, 130])
@@ -84,24 +86,24 @@ def test_a_hand_before_the_mouth_is_found_and_followed(
     finder: HandFinder, portrait: UInt8Array, face: Face
 ) -> None:
     seen = HandsSeen()
-    for step_px in (0, 8, 16):
+    for frame, step_px in enumerate((0, 8, 16)):
         drawn = hand_at((OVER_MOUTH[0] - step_px, OVER_MOUTH[1] + step_px / 2))
         picture = with_hand(portrait, drawn)
-        seen = finder.find(picture, face, view_of(picture), seen)
+        seen = finder.find(picture, face, view_of(picture), seen, Fraction(frame, 25))
         (hand,) = seen.hands
         assert hand.in_front
         assert points_error(hand, drawn) < POINT_ERROR
         size_px = portrait.shape[1::-1]
         expected = hand_mask([drawn], WHOLE, size_px)
         assert iou(hand_mask(seen.hands, WHOLE, size_px), expected) > LEAST_IOU
-    assert seen.frames_since_look == 2
+    assert seen.searched_s == START_S
 
 
 def test_a_hand_below_the_chin_is_not_in_front(
     finder: HandFinder, portrait: UInt8Array, face: Face
 ) -> None:
     picture = with_hand(portrait, hand_at(BELOW_CHIN))
-    seen = finder.find(picture, face, view_of(picture), HandsSeen())
+    seen = finder.find(picture, face, view_of(picture), HandsSeen(), START_S)
     assert not any(hand.in_front for hand in seen.hands)
     assert not hand_mask(seen.hands, WHOLE, portrait.shape[1::-1]).any()
 
@@ -111,14 +113,16 @@ def test_palms_are_searched_for_every_few_frames_and_after_a_sudden_change(
 ) -> None:
     seen = HandsSeen()
     looked = []
-    for _ in range(8):
-        seen = finder.find(portrait, face, view_of(portrait), seen)
-        looked.append(seen.frames_since_look == 0)
+    for frame in range(8):
+        time_s = Fraction(frame, 25)
+        seen = finder.find(portrait, face, view_of(portrait), seen, time_s)
+        looked.append(seen.searched_s == time_s)
         assert seen.hands == ()
     assert looked == [True, False, False] * 2 + [True, False]
     changed = view_of(portrait)
     changed[100:230, 60:200] = SKIN
-    assert finder.find(portrait, face, changed, seen).frames_since_look == 0
+    time_s = Fraction(8, 25)
+    assert finder.find(portrait, face, changed, seen, time_s).searched_s == time_s
 
 
 def test_a_face_at_the_edge_of_the_frame(
@@ -126,7 +130,7 @@ def test_a_face_at_the_edge_of_the_frame(
 ) -> None:
     corner = portrait[60:200, 170:300]
     (face,) = detector.detect(corner)
-    assert finder.find(corner, face, view_of(corner), HandsSeen()).hands == ()
+    assert finder.find(corner, face, view_of(corner), HandsSeen(), START_S).hands == ()
 
 
 def test_a_face_of_another_detector_has_no_outline(
@@ -134,7 +138,7 @@ def test_a_face_of_another_detector_has_no_outline(
 ) -> None:
     picture = with_hand(portrait, hand_at(OVER_MOUTH))
     box_only = replace(face, landmarks=None)
-    (hand,) = finder.find(picture, box_only, view_of(picture), HandsSeen()).hands
+    (hand,) = finder.find(picture, box_only, view_of(picture), HandsSeen(), START_S).hands
     assert hand.in_front
 
 
@@ -167,7 +171,7 @@ def test_hands_before_a_shirt_are_not_in_front_of_the_face(
             if index % 30 == 0:
                 picture = frame.to_ndarray(format="rgb24")
                 (face, *_) = detector.detect(picture)
-                seen = finder.find(picture, face, view_of(picture), HandsSeen())
+                seen = finder.find(picture, face, view_of(picture), HandsSeen(), START_S)
                 assert not any(hand.in_front for hand in seen.hands), index
             if index == 90:
                 break

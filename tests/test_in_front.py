@@ -16,6 +16,8 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.fronts import FrontStage
+from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import BoolArray, Face, SyncReport
 from tests.clips import decoded, frame_at, write_sound
 
@@ -124,7 +126,8 @@ def test_where_nothing_is_in_front_few_frames_are_looked_at(small_ball: BallClip
     detector = MediaPipeDetector()
     finder = FaceFinder(FaceTracker(detector), 64)
     frames = (frame_at(*numbered) for numbered in enumerate(decoded(small_ball.path)))
-    jobs = list(finder.place(finder.choose(frames), Counting(detector)))
+    fronts = FrontStage(Counting(detector), StageClock())
+    jobs = list(finder.place(fronts.look(finder.choose(frames))))
     assert [job.frame.index for job in jobs] == list(range(LENGTH))
     with_front = [job.frame.index for job in jobs if job.front != "free"]
     assert with_front[0] == IN_FRONT.start
@@ -150,5 +153,6 @@ def test_a_mouth_that_will_be_covered_is_painted_until_then(small_ball: BallClip
     detector = MediaPipeDetector()
     finder = FaceFinder(FaceTracker(detector), 64)
     frames = (frame_at(*numbered) for numbered in enumerate(decoded(small_ball.path)))
-    jobs = list(finder.place(finder.choose(frames), Scripted(detector)))
+    fronts = FrontStage(Scripted(detector), StageClock())
+    jobs = list(finder.place(fronts.look(finder.choose(frames))))
     assert [bool(job.targets) for job in jobs] == [index < begins for index in range(LENGTH)]

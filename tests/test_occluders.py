@@ -14,6 +14,8 @@ from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.fronts import FrontStage
+from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Picture, UInt8Array
 from tests.clips import frame_at
 
@@ -184,7 +186,8 @@ def test_a_time_is_untouched_only_if_all_mouths_are_covered(
     finder = FaceFinder(FaceTracker(detector), 64, choice={0: 0, 1: 1})
     frames = (frame_at(index, frame) for index, frame in enumerate(two))
     stats = FaceStats()
-    for job in finder.place(finder.choose(frames), OneCovered(detector, both=both)):
+    fronts = FrontStage(OneCovered(detector, both=both), StageClock())
+    for job in finder.place(fronts.look(finder.choose(frames))):
         assert len(job.chosen) == 2
         assert len(job.targets) == (0 if both else 1)
         is_chosen = bool(job.chosen)

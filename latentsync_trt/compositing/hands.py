@@ -7,6 +7,7 @@ a `HandsSeen`, which is passed to it and returned for each frame. `hand_mask` dr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import atan2, cos, hypot, pi, sin
 from pathlib import Path
 
@@ -51,9 +52,9 @@ _NEAR = 0.5
 """Hands are examined whose region is closer to the face's box than this, in lengths of its longer
 side.
 """
-_FRAMES_BETWEEN_LOOKS = 3
-"""A palm is searched for in every third frame that is looked at, which are one of three where
-nothing is in front, and where the view changes at once.
+_SEARCH_STEP_S = Fraction(1, 10)
+"""Palms are searched for when so much time has passed since the last search, and where the view
+changes at once.
 """
 _SMALL_PX = 32
 """Side of the small views by which a sudden change is seen."""
@@ -147,8 +148,8 @@ class HandsSeen:
     hands: tuple[Hand, ...] = ()
     small_view: Float32Array | None = None
     """The face's view, gray, `(32, 32)`."""
-    frames_since_look: int = _FRAMES_BETWEEN_LOOKS
-    """Frames since palms were searched for."""
+    searched_s: Fraction | None = None
+    """When palms were searched for last."""
 
 
 class HandFinder:
@@ -159,7 +160,9 @@ class HandFinder:
         self._palm_graph = Session(_NETWORKS / f"{_PALM.name}.onnx", settings)
         self._hand_graph = Session(_NETWORKS / f"{_HAND}.onnx", settings)
 
-    def find(self, picture: Picture, face: Face, view: UInt8Array, before: HandsSeen) -> HandsSeen:
+    def find(
+        self, picture: Picture, face: Face, view: UInt8Array, before: HandsSeen, time_s: Fraction
+    ) -> HandsSeen:
         """Returns the hands around `face`.
 
         Args:
@@ -171,16 +174,17 @@ class HandFinder:
         for hand in before.hands:
             followed = self._hand_in(picture, face, hand.region(), _LEAST_FOLLOWED_SCORE)
             _add(followed, hands)
-        looks = (
-            before.frames_since_look + 1 >= _FRAMES_BETWEEN_LOOKS
+        searches = (
+            before.searched_s is None
+            or time_s - before.searched_s >= _SEARCH_STEP_S
             or len(hands) < len(before.hands)
             or _changes_at_once(small_view, before.small_view)
         )
-        if not looks or len(hands) == _MOST_HANDS:
-            return HandsSeen(tuple(hands), small_view, before.frames_since_look + 1)
+        if not searches or len(hands) == _MOST_HANDS:
+            return HandsSeen(tuple(hands), small_view, before.searched_s)
         for region in self._palms(picture, face):
             _add(self._new_hand_in(picture, face, region, hands), hands)
-        return HandsSeen(tuple(hands[:_MOST_HANDS]), small_view, 0)
+        return HandsSeen(tuple(hands[:_MOST_HANDS]), small_view, time_s)
 
     def _new_hand_in(
         self, picture: Picture, face: Face, region: Region, hands: Sequence[Hand]

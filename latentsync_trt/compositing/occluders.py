@@ -192,7 +192,7 @@ class OccluderFinder:
             track = _FaceMemory(Appearance(view.mesh), time_s, visible_s=time_s)
             self._tracks[track_id] = track
         track.bias = bias
-        track.hands = self._hands.find(picture, face, whole_view, track.hands)
+        track.hands = self._hands.find(picture, face, whole_view, track.hands, time_s)
         hands = hand_mask(track.hands.hands, view.from_frame, (SIDE_PX, SIDE_PX))
         cover = _find_cover(track, view, hands)
         if cover is None:

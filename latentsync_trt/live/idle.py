@@ -22,7 +22,8 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import parse_face
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.threads import prefetch
+from latentsync_trt.sync.fronts import FrontStage
+from latentsync_trt.sync.threads import StageClock, prefetch
 from latentsync_trt.types import (
     AlignedFace,
     ColorTags,
@@ -103,15 +104,17 @@ def load_idle(
         choice=parse_face(options.face),
         pixel_aspect=info.sample_aspect_ratio,
     )
-    occluders = OccluderFinder(detector) if options.occluders == "keep" else None
-    frames = _frames_with_face(video, options, finder, occluders)
+    fronts = None
+    if options.occluders == "keep":
+        fronts = FrontStage(OccluderFinder(detector), StageClock(), info.sample_aspect_ratio)
+    frames = _frames_with_face(video, options, finder, fronts)
     planes, faces = zip(*frames, strict=True)
     conditioning = _conditioning([face.face.image for face in faces], inpainter)
     return IdleLoop(info, planes, faces, conditioning)
 
 
 def _frames_with_face(
-    video: Path, options: LiveOptions, finder: FaceFinder, occluders: OccluderFinder | None
+    video: Path, options: LiveOptions, finder: FaceFinder, fronts: FrontStage | None
 ) -> Generator[tuple[YuvPlanes, IdleFace], None, None]:
     """Yields the picture and the face of each frame."""
     size_bytes = 0
@@ -120,7 +123,9 @@ def _frames_with_face(
     stats = FaceStats()
     frames = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
     chosen = finder.choose(prefetch(frames, name="decode"))
-    with closing(finder.cut_out(finder.place(chosen, occluders))) as jobs:
+    if fronts is not None:
+        chosen = fronts.look(chosen)
+    with closing(finder.cut_out(finder.place(chosen))) as jobs:
         for job in jobs:
             stats.add(job.frame, job.seen, has_face=bool(job.chosen))
             where = (

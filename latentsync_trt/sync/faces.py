@@ -61,10 +61,6 @@ from latentsync_trt.types import (
     YuvPlanes,
 )
 
-_UNSEEN = 2
-"""Frames that are not looked at between two in which nothing is in front of a face; something that
-comes is there for longer, and these are looked at then.
-"""
 _OVERVIEW_PX = 768
 """The least length of the longer side of the picture in which large faces are searched: the network
 averages it."""
@@ -244,58 +240,14 @@ class FaceFinder:
             yield from ready
         yield from ahead.finish()
 
-    def place(
-        self,
-        jobs: FrameJobs,
-        occluders: OccluderFinder | None = None,
-        mask: MaskPictures | None = None,
-    ) -> FrameJobs:
+    def place(self, jobs: FrameJobs, mask: MaskPictures | None = None) -> FrameJobs:
         """Yields every job in order, with the places of its chosen faces, except of those whose
-        mouths are covered.
-
-        Args:
-            occluders: finds what is in front of a face; None = that is painted over.
-            mask: what else stays as it is.
+        mouths are covered; `mask`: what stays as it is.
         """
         with closing(jobs):
-            seen = jobs if occluders is None else self._with_fronts(jobs, occluders)
-            for job in seen:
+            for job in jobs:
                 masked = None if mask is None else mask.of(job.frame)
                 yield self._placed(job, masked)
-
-    def _with_fronts(self, jobs: FrameJobs, occluders: OccluderFinder) -> FrameJobs:
-        """Yields every job in order with what is in front of its faces. As long as that is nothing,
-        only one of a few frames is looked at, and those before it where something has come.
-        """
-        waiting: list[FrameJob] = []
-        for job in jobs:
-            if len(waiting) < _UNSEEN and occluders.is_quiet(one.track_id for one in job.chosen):
-                waiting.append(job)
-                continue
-            before = occluders.state()
-            seen = self._with_front(job, occluders)
-            if waiting and any(one.front is not None for one in seen.chosen):
-                occluders.restore(before)
-                waiting = [self._with_front(each, occluders) for each in waiting]
-                seen = self._with_front(job, occluders)
-            yield from waiting
-            yield seen
-            waiting = []
-        for job in waiting:
-            yield self._with_front(job, occluders)
-
-    def _with_front(self, job: FrameJob, occluders: OccluderFinder) -> FrameJob:
-        """Returns a job with what is in front of its faces, and their places behind that."""
-        if not job.chosen:
-            return job
-        frame = job.frame
-        chosen = []
-        with self._clock.measure("occluders"):
-            picture = square(frame.picture, self._pixel_aspect)
-            for one in job.chosen:
-                face, front = occluders.find(picture, one.track_id, one.face, frame.time_s)
-                chosen.append(replace(one, face=face, front=front))
-        return replace(job, chosen=tuple(chosen))
 
     def _placed(self, job: FrameJob, masked: Picture | None) -> FrameJob:
         """Returns the job with the places of its faces; `masked`: white stays as it is."""

@@ -15,6 +15,7 @@ from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJobs, analyze
+from latentsync_trt.sync.fronts import FrontStage
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Timeline
@@ -76,11 +77,15 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
     frames = stages.entering(read_frames(inputs.video, timeline.playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.convert_expected_faces, name="decode")
     chosen = stages.prefetch_frames(finder.choose(decoded), name="face")
-    occluders = OccluderFinder(run.detector) if inputs.options.occluders == "keep" else None
+    if inputs.options.occluders == "keep":
+        fronts = FrontStage(
+            OccluderFinder(run.detector), run.clock, inputs.info.sample_aspect_ratio
+        )
+        chosen = fronts.look(chosen)
     mask = None
     if inputs.keep_mask is not None:
         mask = inputs.keep_mask.pictures(timeline.playback.extend)
-    placed = stages.prefetch_frames(finder.place(chosen, occluders, mask), name="occluders")
+    placed = stages.prefetch_frames(finder.place(chosen, mask), name="occluders")
     return finder.cut_out(placed, inputs.sound.speaks)
 
 
