@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
-from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -21,9 +20,9 @@ from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import parse_face
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.fronts import FrontStage
-from latentsync_trt.sync.threads import StageClock, prefetch
+from latentsync_trt.sync.faces import FaceFinder, FrameJobs
+from latentsync_trt.sync.fronts import with_fronts
+from latentsync_trt.sync.threads import prefetch
 from latentsync_trt.types import (
     AlignedFace,
     ColorTags,
@@ -104,28 +103,24 @@ def load_idle(
         choice=parse_face(options.face),
         pixel_aspect=info.sample_aspect_ratio,
     )
-    fronts = None
-    if options.occluders == "keep":
-        fronts = FrontStage(OccluderFinder(detector), StageClock(), info.sample_aspect_ratio)
-    frames = _frames_with_face(video, options, finder, fronts)
+    read = read_frames(video, Playback(Fraction(MODEL_FPS)))
+    chosen = finder.choose(prefetch(cast(Generator[Frame, None, None], read), name="decode"))
+    seen = with_fronts(chosen, options.occluders, detector, info.sample_aspect_ratio)
+    frames = _frames_with_face(video, options, finder.cut_out(finder.place(seen)))
     planes, faces = zip(*frames, strict=True)
     conditioning = _conditioning([face.face.image for face in faces], inpainter)
     return IdleLoop(info, planes, faces, conditioning)
 
 
 def _frames_with_face(
-    video: Path, options: LiveOptions, finder: FaceFinder, fronts: FrontStage | None
+    video: Path, options: LiveOptions, cut_out: FrameJobs
 ) -> Generator[tuple[YuvPlanes, IdleFace], None, None]:
     """Yields the picture and the face of each frame."""
     size_bytes = 0
     before: YuvPlanes | None = None
     track_id: int | None = None
     stats = FaceStats()
-    frames = cast(Generator[Frame, None, None], read_frames(video, Playback(Fraction(MODEL_FPS))))
-    chosen = finder.choose(prefetch(frames, name="decode"))
-    if fronts is not None:
-        chosen = fronts.look(chosen)
-    with closing(finder.cut_out(finder.place(chosen))) as jobs:
+    with closing(cut_out) as jobs:
         for job in jobs:
             stats.add(job.frame, job.seen, has_face=bool(job.chosen))
             where = (

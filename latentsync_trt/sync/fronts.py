@@ -9,6 +9,8 @@ from fractions import Fraction
 
 from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.face.align import square
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.config import Occluders
 from latentsync_trt.sync.faces import FrameJob, FrameJobs
 from latentsync_trt.sync.threads import StageClock
 
@@ -17,6 +19,21 @@ _UNSEEN = 4
 there for longer, and these are looked at then. They wait, within what `clip_stages` allows to be on
 the way between stages.
 """
+
+
+def with_fronts(
+    jobs: FrameJobs,
+    option: Occluders,
+    detector: MediaPipeDetector,
+    pixel_aspect: Fraction,
+    clock: StageClock | None = None,
+) -> FrameJobs:
+    """Returns jobs with what is in front of their faces, or the same ones, where the option says to
+    paint over that.
+    """
+    if option == "paint":
+        return jobs
+    return FrontStage(OccluderFinder(detector), clock or StageClock(), pixel_aspect).look(jobs)
 
 
 class FrontStage:

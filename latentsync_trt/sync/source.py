@@ -5,7 +5,6 @@ from functools import partial
 from math import ceil
 
 from latentsync_trt.compositing.fading import FADE_HELD_S
-from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import LARGEST, named_speakers
 from latentsync_trt.face.look_ahead import LOOK_AHEAD_S
@@ -15,7 +14,7 @@ from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJobs, analyze
-from latentsync_trt.sync.fronts import FrontStage
+from latentsync_trt.sync.fronts import with_fronts
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Timeline
@@ -63,12 +62,13 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
     detector = inputs.helpers.detector or run.detector
     if tracks is None and named_speakers(choice) is not None:
         tracks, _ = analyze(inputs.video, detector, run.on_progress)
+    aspect = inputs.info.sample_aspect_ratio
     finder = FaceFinder(
         tracks or FaceTracker(detector),
         run.resolution_px,
         choice=choice,
         wanted=timeline.span.__contains__,
-        pixel_aspect=inputs.info.sample_aspect_ratio,
+        pixel_aspect=aspect,
         clock=run.clock,
     )
     store = None
@@ -77,15 +77,11 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
     frames = stages.entering(read_frames(inputs.video, timeline.playback, store), run.clock)
     decoded = stages.prefetch_frames(frames, finder.convert_expected_faces, name="decode")
     chosen = stages.prefetch_frames(finder.choose(decoded), name="face")
-    if inputs.options.occluders == "keep":
-        fronts = FrontStage(
-            OccluderFinder(run.detector), run.clock, inputs.info.sample_aspect_ratio
-        )
-        chosen = fronts.look(chosen)
+    seen = with_fronts(chosen, inputs.options.occluders, run.detector, aspect, run.clock)
     mask = None
     if inputs.keep_mask is not None:
         mask = inputs.keep_mask.pictures(timeline.playback.extend)
-    placed = stages.prefetch_frames(finder.place(chosen, mask), name="occluders")
+    placed = stages.prefetch_frames(finder.place(seen, mask), name="occluders")
     return finder.cut_out(placed, inputs.sound.speaks)
 
 
