@@ -8,9 +8,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from latentsync_trt.compositing.occluders import OccluderFinder
+from latentsync_trt.config import Occluders
 from latentsync_trt.face.align import square
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.config import Occluders
 from latentsync_trt.sync.faces import FrameJob, FrameJobs
 from latentsync_trt.sync.threads import StageClock
 
