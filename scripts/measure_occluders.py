@@ -1,6 +1,6 @@
 """Measures how exactly what is in front of a face is found, in composed scenes with exact masks.
 
-    python -m scripts.measure_occluders ASSETS [--kept FOLDER] [--set tuning|held-out|all]
+    python -m scripts.measure_occluders ASSETS [--kept FOLDER] [--set tuning|held-out|fresh|all]
         [--only WORD] [--free] [--output FILE] [--pictures FOLDER]
 
 ASSETS holds demo1_video.mp4 … demo3_video.mp4. Each face is followed in the composed frames, as in
@@ -10,7 +10,8 @@ contains a word; `--pictures` writes a strip of each scene; `--output` writes th
 For experiments, import:
 
 - `scripts.occluder_scenes`: `load_clip`, `compose`, `reference`, `TUNING`, `HELD_OUT`,
-  `FREE_CHANGES`, `HELD_OUT_CHANGES`;
+  `FREE_CHANGES`, `HELD_OUT_CHANGES`; `scripts.occluder_fresh`: `FRESH`, with objects of its own,
+  held out as well;
 - from here: `followed` (faces of frames), `score` (a scene's masks and matrices → `Score`),
   `alignment_errors_px`, `marked_shares` (false alarms of free frames).
 
@@ -38,6 +39,7 @@ from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.face.align import align, composed, inverse
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.types import Face, Float64Array, UInt8Array
+from scripts.occluder_fresh import FRESH
 from scripts.occluder_scenes import (
     FREE_CHANGES,
     HELD_OUT,
@@ -318,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("assets", type=Path)
     parser.add_argument("--kept", type=Path, default=Path("occluder-clips"))
-    parser.add_argument("--set", choices=("tuning", "held-out", "all"), default="all")
+    parser.add_argument("--set", choices=("tuning", "held-out", "fresh", "all"), default="all")
     parser.add_argument("--only", default="")
     parser.add_argument("--free", action="store_true")
     parser.add_argument("--output", type=Path)
@@ -327,10 +329,10 @@ def main() -> None:
     cv2.setNumThreads(1)
     bench = Bench(args.assets, args.kept, OccluderFinder)
     rows = []
-    for scenes, name in ((TUNING, "tuning"), (HELD_OUT, "held-out")):
+    for scenes, name in ((TUNING, "tuning"), (HELD_OUT, "held-out"), (FRESH, "fresh")):
         for scene in scenes:
             if args.set in (name, "all") and args.only in scene.name:
-                rows.append(bench.scene_row(scene, scenes is HELD_OUT, args.pictures))
+                rows.append(bench.scene_row(scene, scenes is not TUNING, args.pictures))
                 print(rows[-1], flush=True)
     kinds = totals(rows)
     for row in kinds:

@@ -1,5 +1,6 @@
 """What passes in front of faces in composed scenes: hands cut out of clips, and drawn objects."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -63,7 +64,7 @@ def hand(name: str, folder: Path) -> Cutout:
     place = HANDS[name]
     rows = slice(place.top, place.bottom)
     columns = slice(place.left, place.right)
-    rgb = _frame(folder / f"{place.clip}_video.mp4", place.frame)[rows, columns]
+    rgb = read_frame(folder / f"{place.clip}_video.mp4", place.frame)[rows, columns]
     lab = cv2.cvtColor(rgb, cv2.COLOR_RGB2LAB).astype(int)
     is_skin = (lab[..., 1] + lab[..., 2] - 256 > 14) & (lab[..., 0] > 45)
     closed = cv2.morphologyEx(is_skin.astype(np.uint8), cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8))
@@ -74,7 +75,8 @@ def hand(name: str, folder: Path) -> Cutout:
     return Cutout(_spread(rgb, alpha), soft, place.anchor, is_skin=True)
 
 
-def _frame(path: Path, index: int) -> UInt8Array:
+def read_frame(path: Path, index: int) -> UInt8Array:
+    """Returns one frame of a clip, RGB, `(h, w, 3)`."""
     with av.open(str(path)) as file:
         for number, frame in enumerate(file.decode(video=0)):
             if number == index:
@@ -233,8 +235,18 @@ _DRAWN = {
 }
 
 
+_ADDED: dict[str, Callable[[str, Path], Cutout]] = {}
+
+
+def add_objects(names: Iterable[str], make: Callable[[str, Path], Cutout]) -> None:
+    """Makes objects of another module known to `cutout`, which calls `make` as it is called."""
+    _ADDED.update(dict.fromkeys(names, make))
+
+
 def cutout(name: str, folder: Path) -> Cutout:
     """Returns an object by its name; `folder`: of the clips that hands are cut out of."""
+    if name in _ADDED:
+        return _ADDED[name](name, folder)
     return hand(name, folder) if name in HANDS else _DRAWN[name]
 
 
