@@ -1,7 +1,6 @@
 """Hands in front of faces: a drawn one before a portrait, and real ones beside a face."""
 
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import skimage.data
 
-from latentsync_trt.compositing.hands import Hand, HandFinder, HandsSeen, hand_mask
+from latentsync_trt.compositing.hands import Hand, HandFinder, hand_mask
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.types import Face, Float32Array, UInt8Array
 
@@ -26,7 +25,6 @@ OPEN_HAND = np.array(
 )
 """A hand of a clip, relative to its middle knuckle, in widths of its palm."""
 PALM_PX = 55
-START_S = Fraction(0)
 OVER_MOUTH = (240.0, 190.0)
 BELOW_CHIN = (240.0, 290.0)
 SKIN = np.array([214, 160, 130])
@@ -68,10 +66,6 @@ def with_hand(portrait: UInt8Array, hand: Hand) -> UInt8Array:
     return np.asarray(portrait * (1 - alpha) + SKIN * light * alpha, np.uint8)
 
 
-def view_of(picture: UInt8Array) -> UInt8Array:
-    return np.asarray(cv2.resize(picture, (256, 256)), np.uint8)
-
-
 def iou(one: UInt8Array, other: UInt8Array) -> float:
     both = np.minimum(one, other) > 127
     either = np.maximum(one, other) > 127
@@ -85,44 +79,36 @@ def points_error(hand: Hand, drawn: Hand) -> float:
 def test_a_hand_before_the_mouth_is_found_and_followed(
     finder: HandFinder, portrait: UInt8Array, face: Face
 ) -> None:
-    seen = HandsSeen()
-    for frame, step_px in enumerate((0, 8, 16)):
+    hands: tuple[Hand, ...] = ()
+    for step_px in (0, 8, 16):
         drawn = hand_at((OVER_MOUTH[0] - step_px, OVER_MOUTH[1] + step_px / 2))
         picture = with_hand(portrait, drawn)
-        seen = finder.find(picture, face, view_of(picture), seen, Fraction(frame, 25))
-        (hand,) = seen.hands
+        hands = finder.find(picture, face, hands, searches=step_px == 0)
+        (hand,) = hands
         assert hand.in_front
         assert points_error(hand, drawn) < POINT_ERROR
         size_px = portrait.shape[1::-1]
         expected = hand_mask([drawn], WHOLE, size_px)
-        assert iou(hand_mask(seen.hands, WHOLE, size_px), expected) > LEAST_IOU
-    assert seen.searched_s == START_S
+        assert iou(hand_mask(hands, WHOLE, size_px), expected) > LEAST_IOU
 
 
 def test_a_hand_below_the_chin_is_not_in_front(
     finder: HandFinder, portrait: UInt8Array, face: Face
 ) -> None:
     picture = with_hand(portrait, hand_at(BELOW_CHIN))
-    seen = finder.find(picture, face, view_of(picture), HandsSeen(), START_S)
-    assert not any(hand.in_front for hand in seen.hands)
-    assert not hand_mask(seen.hands, WHOLE, portrait.shape[1::-1]).any()
+    hands = finder.find(picture, face, (), searches=True)
+    assert not any(hand.in_front for hand in hands)
+    assert not hand_mask(hands, WHOLE, portrait.shape[1::-1]).any()
 
 
-def test_palms_are_searched_for_every_few_frames_and_after_a_sudden_change(
+def test_a_hand_is_found_where_hands_are_searched_for_or_another_one_is_lost(
     finder: HandFinder, portrait: UInt8Array, face: Face
 ) -> None:
-    seen = HandsSeen()
-    looked = []
-    for frame in range(8):
-        time_s = Fraction(frame, 25)
-        seen = finder.find(portrait, face, view_of(portrait), seen, time_s)
-        looked.append(seen.searched_s == time_s)
-        assert seen.hands == ()
-    assert looked == [True, False, False] * 2 + [True, False]
-    changed = view_of(portrait)
-    changed[100:230, 60:200] = SKIN
-    time_s = Fraction(8, 25)
-    assert finder.find(portrait, face, changed, seen, time_s).searched_s == time_s
+    picture = with_hand(portrait, hand_at(OVER_MOUTH))
+    assert finder.find(picture, face, (), searches=False) == ()
+    elsewhere = hand_at((OVER_MOUTH[0], OVER_MOUTH[1] - 160))
+    (hand,) = finder.find(picture, face, (elsewhere,), searches=False)
+    assert points_error(hand, hand_at(OVER_MOUTH)) < POINT_ERROR
 
 
 def test_a_face_at_the_edge_of_the_frame(
@@ -130,7 +116,7 @@ def test_a_face_at_the_edge_of_the_frame(
 ) -> None:
     corner = portrait[60:200, 170:300]
     (face,) = detector.detect(corner)
-    assert finder.find(corner, face, view_of(corner), HandsSeen(), START_S).hands == ()
+    assert finder.find(corner, face, (), searches=True) == ()
 
 
 def test_a_face_of_another_detector_has_no_outline(
@@ -138,7 +124,7 @@ def test_a_face_of_another_detector_has_no_outline(
 ) -> None:
     picture = with_hand(portrait, hand_at(OVER_MOUTH))
     box_only = replace(face, landmarks=None)
-    (hand,) = finder.find(picture, box_only, view_of(picture), HandsSeen(), START_S).hands
+    (hand,) = finder.find(picture, box_only, (), searches=True)
     assert hand.in_front
 
 
@@ -171,7 +157,7 @@ def test_hands_before_a_shirt_are_not_in_front_of_the_face(
             if index % 30 == 0:
                 picture = frame.to_ndarray(format="rgb24")
                 (face, *_) = detector.detect(picture)
-                seen = finder.find(picture, face, view_of(picture), HandsSeen(), START_S)
-                assert not any(hand.in_front for hand in seen.hands), index
+                hands = finder.find(picture, face, (), searches=True)
+                assert not any(hand.in_front for hand in hands), index
             if index == 90:
                 break

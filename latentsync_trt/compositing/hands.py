@@ -1,13 +1,12 @@
 """Hands in front of a face, by MediaPipe's palm and hand networks (Zhang et al. 2020), and a coarse
 mask of them.
 
-`HandFinder` holds the networks and serves all faces. What was seen of the hands around one face is
-a `HandsSeen`, which is passed to it and returned for each frame. `hand_mask` draws hands.
+`HandFinder` holds the networks and serves all faces. The hands around one face are passed to it and
+returned for each frame. `hand_mask` draws hands.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from math import atan2, cos, hypot, pi, sin
 from pathlib import Path
 
@@ -52,20 +51,6 @@ _NEAR = 0.5
 """Hands are examined whose region is closer to the face's box than this, in lengths of its longer
 side.
 """
-_SEARCH_STEP_S = Fraction(1, 10)
-"""Palms are searched for when so much time has passed since the last search, and where the view
-changes at once.
-"""
-_SMALL_PX = 32
-"""Side of the small views by which a sudden change is seen."""
-_CHANGED_CELLS = 100
-_CHANGED_LEVELS = 30
-"""A view changes at once where so many of its 1024 cells change by more than so many levels. When a
-hand comes before a face within a few frames, the hundredth cell changes by 41 to 82; while people
-talk, by less than 25 in 99 of 100 frames of calm clips and by less than 37 in 95 of 100 of a lively
-one.
-"""
-
 _PALM_SCALE = 2.6
 _PALM_SHIFT = 0.5
 """The region of a whole hand, from the box of its palm: its size, and how far it is moved towards
@@ -141,17 +126,6 @@ class Hand:
         return Region(x, y, _HAND_SCALE * float((high - low).max()), angle)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HandsSeen:
-    """What is known of the hands around a face after a frame; without values, before the first."""
-
-    hands: tuple[Hand, ...] = ()
-    small_view: Float32Array | None = None
-    """The face's view, gray, `(32, 32)`."""
-    searched_s: Fraction | None = None
-    """When palms were searched for last."""
-
-
 class HandFinder:
     """Finds hands around faces; on the CPU; thread-safe."""
 
@@ -161,30 +135,23 @@ class HandFinder:
         self._hand_graph = Session(_NETWORKS / f"{_HAND}.onnx", settings)
 
     def find(
-        self, picture: Picture, face: Face, view: UInt8Array, before: HandsSeen, time_s: Fraction
-    ) -> HandsSeen:
+        self, picture: Picture, face: Face, before: Sequence[Hand], *, searches: bool
+    ) -> tuple[Hand, ...]:
         """Returns the hands around `face`.
 
         Args:
-            view: the aligned face, uint8 `(h, w, 3)` RGB.
-            before: what this returned for the frame before.
+            before: the hands around it in the frame before, which are followed.
+            searches: whether to search for others; done where a hand is lost, too.
         """
-        small_view = _small(view)
         hands = list[Hand]()
-        for hand in before.hands:
+        for hand in before:
             followed = self._hand_in(picture, face, hand.region(), _LEAST_FOLLOWED_SCORE)
             _add(followed, hands)
-        searches = (
-            before.searched_s is None
-            or time_s - before.searched_s >= _SEARCH_STEP_S
-            or len(hands) < len(before.hands)
-            or _changes_at_once(small_view, before.small_view)
-        )
-        if not searches or len(hands) == _MOST_HANDS:
-            return HandsSeen(tuple(hands), small_view, before.searched_s)
-        for region in self._palms(picture, face):
-            _add(self._new_hand_in(picture, face, region, hands), hands)
-        return HandsSeen(tuple(hands[:_MOST_HANDS]), small_view, time_s)
+        is_lost = len(hands) < len(before)
+        if (searches or is_lost) and len(hands) < _MOST_HANDS:
+            for region in self._palms(picture, face):
+                _add(self._new_hand_in(picture, face, region, hands), hands)
+        return tuple(hands[:_MOST_HANDS])
 
     def _new_hand_in(
         self, picture: Picture, face: Face, region: Region, hands: Sequence[Hand]
@@ -274,18 +241,6 @@ def _angle(wrist: Float32Array, knuckles: Float32Array) -> float:
     """Returns the clockwise rotation of a hand, 0 where it points up."""
     x, y = (knuckles - wrist).tolist()
     return atan2(y, x) + pi / 2
-
-
-def _small(view: UInt8Array) -> Float32Array:
-    cells = cv2.resize(view, (_SMALL_PX, _SMALL_PX), interpolation=cv2.INTER_AREA)
-    return np.asarray(cells.mean(axis=2), np.float32)
-
-
-def _changes_at_once(small_view: Float32Array, before: Float32Array | None) -> bool:
-    if before is None:
-        return False
-    changed = np.abs(small_view - before) > _CHANGED_LEVELS
-    return int(changed.sum()) >= _CHANGED_CELLS
 
 
 def _is_near(region: Region, face: Face) -> bool:

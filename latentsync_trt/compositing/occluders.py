@@ -18,7 +18,7 @@ from latentsync_trt.compositing.appearance import (
     painted_area,
     remapped,
 )
-from latentsync_trt.compositing.hands import HandFinder, HandsSeen, hand_mask
+from latentsync_trt.compositing.hands import Hand, HandFinder, hand_mask
 from latentsync_trt.compositing.outline import OVAL, drawn
 from latentsync_trt.face.align import (
     align,
@@ -87,6 +87,8 @@ _LONGEST_COVER_S = Fraction(4)
 hand is there, something else than the face was learned, as from a moment in which it was covered:
 it is learned anew.
 """
+_SEARCH_STEP_S = Fraction(1, 10)
+"""Hands are searched for after so much time, where each frame is looked at."""
 _LEARNED_FRAMES = 12
 """Frames from which on a face is known well enough not to be looked at in each."""
 _MOST_TRACKS = 12
@@ -145,7 +147,9 @@ class _FaceMemory:
     """See `covered_face`."""
     bias: complex | None = None
     """See `align`."""
-    hands: HandsSeen = HandsSeen()
+    hands: tuple[Hand, ...] = ()
+    searched_s: Fraction = -_SEARCH_STEP_S
+    """When hands were searched for last."""
     covered: _Covered | None = None
     """None where nothing was in front in the frame before."""
     is_most: bool = False
@@ -192,8 +196,11 @@ class OccluderFinder:
             track = _FaceMemory(Appearance(view.mesh), time_s, visible_s=time_s)
             self._tracks[track_id] = track
         track.bias = bias
-        track.hands = self._hands.find(picture, face, whole_view, track.hands, time_s)
-        hands = hand_mask(track.hands.hands, view.from_frame, (SIDE_PX, SIDE_PX))
+        searches = track.is_quiet() or abs(time_s - track.searched_s) >= _SEARCH_STEP_S
+        track.hands = self._hands.find(picture, face, track.hands, searches=searches)
+        if searches:
+            track.searched_s = time_s
+        hands = hand_mask(track.hands, view.from_frame, (SIDE_PX, SIDE_PX))
         cover = _find_cover(track, view, hands)
         if cover is None:
             track.is_most = False
@@ -202,7 +209,7 @@ class OccluderFinder:
             return face, None
         mask = _front_mask(cover, view, from_frame, was_most=track.is_most)
         track.is_most = mask.is_most
-        if mask.mouth_share < _COVERED or track.hands.hands:
+        if mask.mouth_share < _COVERED or track.hands:
             track.visible_s = time_s
         elif time_s - track.visible_s > _LONGEST_COVER_S:
             del self._tracks[track_id]
@@ -237,7 +244,7 @@ class OccluderFinder:
         self._tracks[track_id] = track
         if not 0 <= time_s - track.time_s <= _MOST_GAP_S:
             track.bias = None
-            track.hands = HandsSeen()
+            track.hands = ()
             track.covered = None
             track.face = None
         step_s = time_s - track.time_s

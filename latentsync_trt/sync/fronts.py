@@ -2,22 +2,32 @@
 nothing.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Hashable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 
+import cv2
+import numpy as np
+
 from latentsync_trt.compositing.occluders import OccluderFinder
 from latentsync_trt.config import Occluders
-from latentsync_trt.face.align import square
+from latentsync_trt.face.align import inverse, square, stretch, transformed
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.sync.faces import FrameJob, FrameJobs
 from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import UInt8Array
 
-_UNSEEN = 4
-"""Frames that are not looked at between two in which nothing is in front of a face; what comes is
-there for longer, and these are looked at then. They wait, within what `clip_stages` allows to be on
-the way between stages.
+UNSEEN_FRAMES = 7
+"""Frames that are not looked at between two, where nothing is in front and faces do not change at
+once: what comes slowly is there for longer, and these are looked at then.
+"""
+_CELLS = 16
+"""Mouths are compared at so many cells along both sides."""
+_CHANGED_LEVELS = 30
+_CHANGED_CELLS = 45
+"""A mouth changes at once where so many of its 256 cells change by more than so many levels: before
+most hands of the composed scenes are in front of it, and in one of ten frames of lively people.
 """
 
 
@@ -60,9 +70,11 @@ class FrontStage:
 
     def _look(self, jobs: Generator[FrameJob, None, None]) -> FrameJobs:
         waiting: list[FrameJob] = []
+        seen_mouths: dict[Hashable, UInt8Array] = {}
         for job in jobs:
-            tracks = [one.track_id for one in job.chosen]
-            if len(waiting) < _UNSEEN and self._occluders.is_quiet(tracks):
+            mouths = self._mouths(job)
+            is_quiet = self._occluders.is_quiet(mouths) and not _changed(seen_mouths, mouths)
+            if is_quiet and len(waiting) < UNSEEN_FRAMES:
                 waiting.append(job)
                 continue
             before = self._occluders.state()
@@ -74,8 +86,25 @@ class FrontStage:
             yield from waiting
             yield seen
             waiting = []
+            seen_mouths = mouths
         for job in waiting:
             yield self._seen(job)
+
+    def _mouths(self, job: FrameJob) -> dict[Hashable, UInt8Array]:
+        """Returns the lower half of each face, `(16, 16)` levels of green, by track."""
+        mouths: dict[Hashable, UInt8Array] = {}
+        picture = job.frame.picture
+        from_square = inverse(stretch(picture, self._pixel_aspect))
+        for one in job.chosen:
+            corners = transformed(one.face.box.reshape(2, 2), from_square)
+            left, top = np.maximum(corners[0], 0).astype(int)
+            right, bottom = np.ceil(corners[1]).astype(int)
+            part = picture[(top + bottom) // 2 : bottom, left:right]
+            size_px = (_CELLS, _CELLS)
+            if part.size:
+                cells = cv2.resize(part, size_px, interpolation=cv2.INTER_AREA)
+                mouths[one.track_id] = np.asarray(cells[..., 1], np.uint8)
+        return mouths
 
     def _seen(self, job: FrameJob) -> FrameJob:
         """Returns a job with what is in front of its faces, and their places behind that."""
@@ -89,3 +118,14 @@ class FrontStage:
                 face, front = self._occluders.find(picture, one.track_id, one.face, frame.time_s)
                 chosen.append(replace(one, face=face, front=front))
         return replace(job, chosen=tuple(chosen))
+
+
+def _changed(before: Mapping[Hashable, UInt8Array], mouths: Mapping[Hashable, UInt8Array]) -> bool:
+    """Returns whether a mouth changes at once, or is a new one."""
+    for track_id, cells in mouths.items():
+        if track_id not in before:
+            return True
+        change = cv2.absdiff(cells, before[track_id])
+        if np.count_nonzero(change > _CHANGED_LEVELS) >= _CHANGED_CELLS:
+            return True
+    return False

@@ -14,7 +14,7 @@ from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, FrameJobs, analyze
-from latentsync_trt.sync.fronts import with_fronts
+from latentsync_trt.sync.fronts import UNSEEN_FRAMES, with_fronts
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Timeline
@@ -31,7 +31,7 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
     window_frames = streams_at(timeline.frames_per_s) * run.slot.bundle.manifest.frames
     fading_frames = ceil((FADE_HELD_S + LOOK_AHEAD_S) * (timeline.frames_per_s or MODEL_FPS))
     left_frames = max_frames_in_memory(run.inputs.info) - fading_frames
-    least_frames = window_frames + _FRAMES_IN_TRANSIT
+    least_frames = window_frames + UNSEEN_FRAMES + _FRAMES_IN_TRANSIT
     held_frames = max(least_frames, left_frames)
     return ClipStages(
         held_frames,
