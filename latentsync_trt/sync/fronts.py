@@ -22,12 +22,12 @@ UNSEEN_FRAMES = 7
 """Frames that are not looked at between two, where nothing is in front and faces do not change at
 once: what comes slowly is there for longer, and these are looked at then.
 """
-_CELLS = 16
+_MOUTH_CELLS = 16
 """Mouths are compared at so many cells along both sides."""
 _CHANGED_LEVELS = 30
 _CHANGED_CELLS = 45
-"""A mouth changes at once where so many of its 256 cells change by more than so many levels: before
-most hands of the composed scenes are in front of it, and in one of ten frames of lively people.
+"""A mouth changes at once where so many of its 256 cells change by more than so many levels. With that,
+one of four to six frames of three talking people is looked at.
 """
 
 
@@ -100,7 +100,7 @@ class FrontStage:
             left, top = np.maximum(corners[0], 0).astype(int)
             right, bottom = np.ceil(corners[1]).astype(int)
             part = picture[(top + bottom) // 2 : bottom, left:right]
-            size_px = (_CELLS, _CELLS)
+            size_px = (_MOUTH_CELLS, _MOUTH_CELLS)
             if part.size:
                 cells = cv2.resize(part, size_px, interpolation=cv2.INTER_AREA)
                 mouths[one.track_id] = np.asarray(cells[..., 1], np.uint8)
