@@ -26,8 +26,8 @@ _MOUTH_CELLS = 16
 """Mouths are compared at so many cells along both sides."""
 _CHANGED_LEVELS = 30
 _CHANGED_CELLS = 45
-"""A mouth changes at once where so many of its 256 cells change by more than so many levels. With that,
-one of four to six frames of three talking people is looked at.
+"""A mouth changes at once where so many of its 256 cells change by more than so many levels. So,
+one of four to six frames of three people who talk is looked at.
 """
 
 
