@@ -17,9 +17,9 @@ For experiments, import:
 
 IoU is pooled over the frames of a scene, of the pixels at 256 px where a mouth is painted and that
 lie inside the face's outline, as the free frames show it. `flicker` is the change of the marked
-area from one frame to the next while the object stays where it is, less the change of its true area
-(the head moves), as a part of the marked area. A free frame counts as marked where more than 2 % of
-the region are.
+area from one frame to the next while the object stays where it is, as a part of it, over the pixels
+of the frame that belong to that region in both (the head moves). A free frame counts as marked
+where more than 2 % of the region are.
 """
 
 import argparse
@@ -61,6 +61,8 @@ LEAST_COVERED = 0.01
 """An object is in front where more than this part of the region is covered."""
 MOST_PAINTED = 0.6
 """Where more of the region is covered, nothing is painted, and alignment does not matter."""
+WHOLE_LEVEL = 250
+"""Level of a pixel, of 255, that is wholly inside a region that was moved."""
 _MOUTH = np.array([61, 291, 17, 0, 13])
 """FaceMesh's points at which alignment is compared."""
 CLIPS = ("demo1", "demo2", "demo3", "portrait")
@@ -140,8 +142,6 @@ def score(scene: Composed, masks: Sequence[Marked | None], known: Reference) -> 
     """Compares masks, one a frame, with those of the scene; `known`: of its free frames."""
     shared = union = alarms = free = 0
     most_false = 0.0
-    areas = []
-    true_areas = []
     for alpha, mask, matrix, region in zip(
         scene.alpha, masks, known.to_square, known.regions, strict=True
     ):
@@ -149,19 +149,30 @@ def score(scene: Composed, masks: Sequence[Marked | None], known: Reference) -> 
         marked = in_square(mask, matrix)[region] >= 128
         shared += int((truth & marked).sum())
         union += int((truth | marked).sum())
-        areas.append(int(marked.sum()))
-        true_areas.append(int(truth.sum()))
         if truth.mean() == 0:
             free += 1
             alarms += marked.mean() > LEAST_MARKED
             most_false = max(most_false, float(marked.mean()))
     flickers = []
-    for index in range(1, len(areas)):
-        if scene.stays[index] and scene.stays[index - 1] and max(areas[index - 1 : index + 1]):
-            change = areas[index] - areas[index - 1]
-            true_change = true_areas[index] - true_areas[index - 1]
-            flickers.append(abs(change - true_change) / max(areas[index - 1 : index + 1]))
+    for index in range(1, len(masks)):
+        if scene.stays[index] and scene.stays[index - 1]:
+            flickers += _flicker(masks, known, index)
     return Score(shared, union, int(alarms), free, tuple(flickers), most_false)
+
+
+def _flicker(masks: Sequence[Marked | None], known: Reference, index: int) -> list[float]:
+    """Returns by which part the marked area changes in a frame; nothing where nothing is marked."""
+    matrix = known.to_square[index]
+    moved = composed(inverse(known.to_square[index - 1]), matrix)
+    before = (255 * known.regions[index - 1]).astype(np.uint8)
+    shared = cv2.warpAffine(before, moved, (SIDE_PX, SIDE_PX)) >= WHOLE_LEVEL
+    shared &= known.regions[index]
+    areas = [
+        int((in_square(masks[each], matrix)[shared] >= 128).sum()) for each in (index - 1, index)
+    ]
+    if not max(areas):
+        return []
+    return [abs(areas[1] - areas[0]) / max(areas)]
 
 
 def marked_shares(masks: Sequence[Marked | None], known: Reference) -> list[float]:

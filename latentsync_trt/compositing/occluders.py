@@ -68,6 +68,16 @@ _MOST_KEPT_COVERED = 0.98
 """Parts of the mask of the frame before that are kept where the picture has not changed: what is
 taken for free, and for covered. An object that stays is better known from how it came.
 """
+_LEAST_EDGE_LEFT = 0.65
+"""Part of the slopes along an object's edge that is left at its place in the frame while it stays:
+0.75 and more in 95 of 100 frames of most composed scenes, whatever the face behind does.
+"""
+_MOST_FLIPPED = 0.025
+"""While an object stays, so large a part of its cover may change from one frame to the next, so
+that it does not flicker.
+"""
+_FLIPPED_NEAR_PX = 4
+"""A head that turns shows what was so close to the painted region: this counts as well."""
 _FREE = 0.1
 """A pixel that is covered by less is learned."""
 _LEARNED_MARGIN_PX = 3
@@ -358,8 +368,8 @@ def _steadied(
     size_px = (SIDE_PX, SIDE_PX)
     moved = composed(inverse(before.view.from_frame), view.from_frame)
     earlier = np.asarray(cv2.warpAffine(before.cover, moved, size_px), np.float32)
-    pixels = cv2.warpAffine(before.view.pixels, moved, size_px)
-    change = cv2.absdiff(view.pixels, np.asarray(pixels, np.uint8)).max(axis=2)
+    pixels = np.asarray(cv2.warpAffine(before.view.pixels, moved, size_px), np.uint8)
+    change = cv2.absdiff(view.pixels, pixels).max(axis=2)
     smooth = np.asarray(change, np.float32)
     cv2.GaussianBlur(smooth, (0, 0), _SOFT_PX, dst=smooth)
     now = np.zeros_like(earlier) if cover is None else cover
@@ -367,7 +377,40 @@ def _steadied(
     kept *= np.where(now < earlier, np.float32(_MOST_KEPT_COVERED), np.float32(_MOST_KEPT))
     kept *= _stays(earlier, smooth)
     steady = kept * earlier + (1 - kept) * now
+    if _edge_left(earlier, pixels, view.pixels) >= _LEAST_EDGE_LEFT:
+        steady = _slowed(steady, earlier, view.region)
     return steady if np.count_nonzero(steady >= 0.5) >= _LEAST_COVERED_PX else None
+
+
+def _slowed(cover: Float32Array, earlier: Float32Array, region: UInt8Array) -> Float32Array:
+    """Returns a cover in which no more pixels have changed sides than may at once: the surest."""
+    was_covered = earlier >= 0.5
+    is_near = cv2.dilate(region, disk(_FLIPPED_NEAR_PX)) > 0
+    flips = ((cover >= 0.5) != was_covered) & is_near
+    most = max(int(_MOST_FLIPPED * np.count_nonzero(was_covered & (region > 0))), 1)
+    if np.count_nonzero(flips) <= most:
+        return cover
+    sureness = np.abs(cover - 0.5)
+    least = np.sort(sureness[flips])[-most]
+    return np.where(flips & (sureness < least), earlier, cover)
+
+
+def _edge_left(cover: Float32Array, before: UInt8Array, now: UInt8Array) -> float:
+    """Returns which part of the slopes along a cover's edge is the same in another picture, 0 to
+    1.
+    """
+    is_covered = (cover >= 0.5).astype(np.uint8)
+    is_edge = cv2.dilate(is_covered, disk(1)) > cv2.erode(is_covered, disk(1))
+    slopes = _slopes(before)[:, is_edge]
+    steepness = np.maximum(np.hypot(*slopes), np.float32(1e-3))
+    along = (slopes * _slopes(now)[:, is_edge]).sum(axis=0) / steepness
+    return float(np.clip(along, 0, steepness).sum() / max(float(steepness.sum()), 1e-3))
+
+
+def _slopes(pixels: UInt8Array) -> Float32Array:
+    """Returns how brightness changes to the right and down, `(2, h, w)`."""
+    bright = cv2.GaussianBlur(pixels.mean(axis=2, dtype=np.float32), (0, 0), 1)
+    return np.stack([cv2.Sobel(bright, cv2.CV_32F, 1, 0), cv2.Sobel(bright, cv2.CV_32F, 0, 1)])
 
 
 def _stays(cover: Float32Array, change: Float32Array) -> float:
