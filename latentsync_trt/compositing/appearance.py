@@ -79,6 +79,14 @@ _NOT_NEAR_AT_LIPS = 10.0
 """Squared distances: where something begins in front of a face, and how far it reaches; an open
 mouth is not part of what touches it.
 """
+_POOLED_PX = 2.0
+_LEAST_POOLED = 2.5
+_MOST_POOLED = 14.0
+_POOLED_SHARE = 0.5
+"""What belongs to an object that was seen differs by this part of what is usual for the object,
+within limits: a cup of the color of the skin differs little, but everywhere. Squared distances are
+pooled with this deviation, each with at most twice the limit: then the edge stays where it is.
+"""
 _LEAST_FAR_PX = 25
 _MARGIN_PX = 9
 _LIPS_MARGIN_PX = 4
@@ -182,6 +190,20 @@ class Appearance:
             return None
         return seen
 
+    def whole(self, face: FaceInSquare, seen: BoolArray) -> BoolArray:
+        """Returns the object of which `seen (128, 128)` was in front, without what it covers of the
+        lips, whose own looks vary.
+        """
+        differs = _pooled(face.distance, _LEAST_POOLED) > _LEAST_POOLED
+        differs &= self._reached == _NOT_NEAR
+        differs |= seen
+        count, labels = cv2.connectedComponents(differs.astype(np.uint8))
+        is_part = np.bincount(labels[seen], minlength=count) > 0
+        is_object = is_part[labels]
+        usual = float(np.median(face.distance[is_object]))
+        least = float(np.clip(_POOLED_SHARE * usual, _LEAST_POOLED, _MOST_POOLED))
+        return is_object & (_pooled(face.distance, least) > least)
+
     def _has_left(self, features: Float32Array, is_far: BoolArray) -> bool:
         """Returns whether what looks different is the face, and what was there before was in front
         of it: it has the colors of the upper face, which those that were learned have not.
@@ -276,6 +298,12 @@ def remapped(picture: Float32Array, places: Float32Array) -> Float32Array:
     samples = np.empty((*x.shape, *picture.shape[2:]), np.float32)
     cv2.remap(picture, x, y, cv2.INTER_LINEAR, samples, cv2.BORDER_REPLICATE)
     return samples
+
+
+def _pooled(distance: Float32Array, limit: float) -> Float32Array:
+    """Returns squared distances of at most twice a limit as they are around each pixel."""
+    clipped = np.minimum(distance, np.float32(2 * limit))
+    return np.asarray(cv2.GaussianBlur(clipped, (0, 0), _POOLED_PX), np.float32)
 
 
 def _features(picture: Float32Array) -> Float32Array:

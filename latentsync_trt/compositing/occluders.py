@@ -41,6 +41,11 @@ before edges are refined.
 """
 _LEAST_COVERED_PX = 20
 """Fewer pixels of the painted region, of about 4,000, are nothing."""
+_SURE_PX = 220
+_BROAD_PX = 24.0
+"""From so many pixels of the painted region on, in an area of at least this width, something is
+there, and what differs less around them belongs to it; in free frames there are fewer than 180.
+"""
 _CLOSED_PX = 3
 """Holes and gaps of twice this width are closed."""
 _CERTAIN_PX = 4
@@ -72,9 +77,10 @@ _LEAST_EDGE_LEFT = 0.65
 """Part of the slopes along an object's edge that is left at its place in the frame while it stays:
 0.75 and more in 95 of 100 frames of most composed scenes, whatever the face behind does.
 """
+_AT_REST_FRAMES = 3
 _MOST_FLIPPED = 0.025
-"""While an object stays, so large a part of its cover may change from one frame to the next, so
-that it does not flicker.
+"""When an object has stayed for so many frames, at most this part of its cover changes from one
+frame to the next, so that it does not flicker.
 """
 _FLIPPED_NEAR_PX = 4
 """A head that turns shows what was so close to the painted region: this counts as well."""
@@ -140,6 +146,8 @@ class _Covered:
     view: _View
     cover: Float32Array
     """Shape `(128, 128)`, 0 to 1."""
+    frames_at_rest: int = 0
+    """Frames for which the object has stayed where it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -297,18 +305,16 @@ def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Ar
     is_inside = remapped(view.inside.astype(np.float32), in_square.to_view) >= HALF_LEVEL
     in_square = replace(in_square, distance=in_square.distance * is_inside)
     coarse = _coarse_cover(track.appearance, in_square, view, hands)
-    cover = None
-    if coarse is not None:
-        cover = _with_exact_edges(coarse, view)
-    cover = _steadied(cover, view, track.covered)
-    track.covered = None if cover is None else _Covered(view, cover)
+    exact = None if coarse is None else _with_exact_edges(coarse, view)
+    covered = _steadied(exact, view, track.covered)
+    track.covered = covered
     is_free = is_inside
-    if cover is not None:
-        seen = cover if coarse is None else np.maximum(cover, coarse)
+    if covered is not None:
+        seen = covered.cover if coarse is None else np.maximum(covered.cover, coarse)
         seen = cv2.dilate(seen, disk(_LEARNED_MARGIN_PX))
         is_free &= remapped(np.asarray(seen, np.float32), in_square.to_view) < _FREE
     track.appearance.learn(in_square, is_free)
-    return cover
+    return None if covered is None else covered.cover
 
 
 def _coarse_cover(
@@ -322,11 +328,24 @@ def _coarse_cover(
     if different is not None:
         evidence = appearance.in_view(np.where(different, in_square.distance, 0), in_square)
         seen = (evidence > _EVIDENCE).astype(np.uint8)
+        if not cover.any() and _is_broad(seen & view.region):
+            whole = appearance.whole(in_square, different)
+            seen |= appearance.in_view(whole.astype(np.float32), in_square) > 0.5
         cv2.morphologyEx(seen, cv2.MORPH_CLOSE, disk(_CLOSED_PX), dst=seen)
+        outlines, _ = cv2.findContours(seen, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(seen, outlines, -1, 1, cv2.FILLED)
         cover |= seen
     if np.count_nonzero(cover & view.region) < _LEAST_COVERED_PX:
         return None
     return cover.astype(np.float32)
+
+
+def _is_broad(seen: UInt8Array) -> bool:
+    """Returns whether what was seen, 1 or 0, is so large and wide that something is there."""
+    if np.count_nonzero(seen) < _SURE_PX:
+        return False
+    _, size_px, _ = cv2.minAreaRect(np.asarray(cv2.findNonZero(seen)))
+    return min(size_px) >= _BROAD_PX
 
 
 def _with_exact_edges(coarse: Float32Array, view: _View) -> Float32Array:
@@ -356,15 +375,13 @@ def _with_exact_edges(coarse: Float32Array, view: _View) -> Float32Array:
     return exact
 
 
-def _steadied(
-    cover: Float32Array | None, view: _View, before: _Covered | None
-) -> Float32Array | None:
+def _steadied(cover: Float32Array | None, view: _View, before: _Covered | None) -> _Covered | None:
     """Returns a cover that changes little where the picture does not; None if nothing is covered.
 
     The cover of the frame before is where the object was in the frame.
     """
     if before is None:
-        return cover
+        return None if cover is None else _Covered(view, cover)
     size_px = (SIDE_PX, SIDE_PX)
     moved = composed(inverse(before.view.from_frame), view.from_frame)
     earlier = np.asarray(cv2.warpAffine(before.cover, moved, size_px), np.float32)
@@ -377,9 +394,14 @@ def _steadied(
     kept *= np.where(now < earlier, np.float32(_MOST_KEPT_COVERED), np.float32(_MOST_KEPT))
     kept *= _stays(earlier, smooth)
     steady = kept * earlier + (1 - kept) * now
+    frames_at_rest = 0
     if _edge_left(earlier, pixels, view.pixels) >= _LEAST_EDGE_LEFT:
+        frames_at_rest = before.frames_at_rest + 1
+    if frames_at_rest >= _AT_REST_FRAMES:
         steady = _slowed(steady, earlier, view.region)
-    return steady if np.count_nonzero(steady >= 0.5) >= _LEAST_COVERED_PX else None
+    if np.count_nonzero(steady >= 0.5) < _LEAST_COVERED_PX:
+        return None
+    return _Covered(view, steady, frames_at_rest)
 
 
 def _slowed(cover: Float32Array, earlier: Float32Array, region: UInt8Array) -> Float32Array:
