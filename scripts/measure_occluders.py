@@ -25,7 +25,7 @@ where more than 2 % of the region are.
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -35,10 +35,13 @@ from typing import Protocol
 import cv2
 import numpy as np
 
-from latentsync_trt.compositing.occluders import OccluderFinder
+from latentsync_trt.compositing.occluders import FrontMask, OccluderFinder
 from latentsync_trt.face.align import align, composed, inverse
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.types import Face, Float64Array, UInt8Array
+from latentsync_trt.sync.faces import ChosenFace, FrameJob
+from latentsync_trt.sync.fronts import FrontStage
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Face, Float64Array, Frame, Picture, UInt8Array
 from scripts.occluder_fresh import FRESH
 from scripts.occluder_scenes import (
     FREE_CHANGES,
@@ -65,6 +68,8 @@ WHOLE_LEVEL = 250
 """Level of a pixel, of 255, that is wholly inside a region that was moved."""
 _MOUTH = np.array([61, 291, 17, 0, 13])
 """FaceMesh's points at which alignment is compared."""
+ASKED = ("hand", "microphone", "cup", "pen", "food")
+"""Kinds of objects over which alignment and flicker are pooled, too."""
 CLIPS = ("demo1", "demo2", "demo3", "portrait")
 
 
@@ -77,24 +82,25 @@ class Marked(Protocol):
     def levels(self) -> UInt8Array: ...
 
 
-class Finder(Protocol):
-    """Finds what is in front of a face; `OccluderFinder` is one."""
+class TimedFinder(OccluderFinder):
+    """Adds up how long it takes."""
+
+    def __init__(self, detector: MediaPipeDetector) -> None:
+        super().__init__(detector)
+        self.spent_s = 0.0
+        self.covered_s: list[float] = []
+        """Of each look at which something was in front."""
 
     def find(
-        self, picture: UInt8Array, track_id: int, face: Face, time_s: Fraction
-    ) -> tuple[Face, Marked | None]: ...
-
-
-class Blind:
-    """Finds nothing: how scenes are aligned and painted over without a finder."""
-
-    def __init__(self, _detector: MediaPipeDetector) -> None:
-        pass
-
-    def find(
-        self, _picture: UInt8Array, _track_id: int, face: Face, _time_s: Fraction
-    ) -> tuple[Face, None]:
-        return face, None
+        self, picture: Picture, track_id: Hashable, face: Face, time_s: Fraction
+    ) -> tuple[Face, FrontMask | None]:
+        start = time.thread_time()
+        result = super().find(picture, track_id, face, time_s)
+        spent_s = time.thread_time() - start
+        self.spent_s += spent_s
+        if result[1] is not None:
+            self.covered_s.append(spent_s)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +240,7 @@ def _outline(picture: UInt8Array, inside: np.ndarray, color: tuple[int, int, int
 class Bench:
     """Runs the finder over scenes and clips."""
 
-    def __init__(
-        self, assets: Path, kept: Path, new_finder: Callable[[MediaPipeDetector], Finder]
-    ) -> None:
-        self._new_finder = new_finder
+    def __init__(self, assets: Path, kept: Path) -> None:
         self._assets = assets
         self._kept = kept
         self._detector = MediaPipeDetector()
@@ -251,24 +254,19 @@ class Bench:
     def compose(self, scene) -> Composed:
         return compose(scene, self.clip(scene.clip), self._assets)
 
-    def find(self, frames: UInt8Array, first: Face) -> tuple[list[Face], list, float]:
-        """Returns faces, masks, and the finder's seconds a frame."""
-        finder = self._new_finder(self._detector)
-        faces = []
-        masks = []
-        spent = 0.0
-        for index, face in enumerate(followed(self._detector, frames, first)):
-            start = time.thread_time()
-            corrected, mask = finder.find(frames[index], 0, face, Fraction(index, 25))
-            spent += time.thread_time() - start
-            faces.append(corrected)
-            masks.append(mask)
-        return faces, masks, spent / len(frames)
+    def find(self, frames: UInt8Array, first: Face) -> tuple[list[Face], list, TimedFinder]:
+        """Returns faces and masks, as in a run, and what has found them."""
+        finder = TimedFinder(self._detector)
+        stage = FrontStage(finder, StageClock())
+        chosen = []
+        for job in stage.look(_jobs(frames, followed(self._detector, frames, first))):
+            chosen += job.chosen
+        return [one.face for one in chosen], [one.front for one in chosen], finder
 
-    def scene_row(self, scene, held_out: bool, pictures: Path | None) -> dict[str, object]:
+    def scene_row(self, scene, of_set: str, pictures: Path | None) -> dict[str, object]:
         composition = self.compose(scene)
         known = reference(composition.free)
-        faces, masks, spent_s = self.find(composition.frames, composition.free.faces()[0])
+        faces, masks, finder = self.find(composition.frames, composition.free.faces()[0])
         result = score(composition, masks, known)
         errors = alignment_errors_px(composition, faces, known)
         if pictures is not None:
@@ -278,7 +276,7 @@ class Bench:
         return {
             "scene": scene.name,
             "kind": scene.kind + (" that never moves" if scene.is_still else ""),
-            "held_out": held_out,
+            "set": of_set,
             "iou": round(result.iou, 3),
             "shared_px": result.shared_px,
             "union_px": result.union_px,
@@ -286,9 +284,11 @@ class Bench:
             "free_frames": result.free_frames,
             "flicker_p50": _percentile(result.flickers, 50),
             "flicker_most": _percentile(result.flickers, 100),
+            "alignment_errors_px": errors,
+            "flickers": result.flickers,
             "alignment_p50_px": _percentile(errors, 50),
             "alignment_p95_px": _percentile(errors, 95),
-            "ms_a_frame": round(1000 * spent_s, 1),
+            "ms_a_covered_look": _percentile([1000 * each for each in finder.covered_s], 50),
         }
 
     def free_row(self, clip_name: str, change: str) -> dict[str, object]:
@@ -296,7 +296,7 @@ class Bench:
         if change != "as filmed":
             clip = clip.part(0, 150)
         frames = (FREE_CHANGES | HELD_OUT_CHANGES)[change](clip)
-        _, masks, spent_s = self.find(frames, clip.faces()[0])
+        _, masks, finder = self.find(frames, clip.faces()[0])
         shares = np.array(marked_shares(masks, reference(clip)))
         return {
             "clip": clip_name,
@@ -305,8 +305,16 @@ class Bench:
             "frames": len(shares),
             "marked": int((shares > LEAST_MARKED).sum()),
             "most_marked": round(float(shares.max()), 3),
-            "ms_a_frame": round(1000 * spent_s, 1),
+            "ms_a_frame": round(1000 * finder.spent_s / len(frames), 1),
         }
+
+
+def _jobs(frames: UInt8Array, faces: Sequence[Face]) -> Generator[FrameJob, None, None]:
+    """Yields frames on their way through a run, with their faces."""
+    step_s = Fraction(1, 25)
+    for index, (picture, face) in enumerate(zip(frames, faces, strict=True)):
+        frame = Frame(index, index * step_s, step_s, index * step_s, picture, None)
+        yield FrameJob(frame, chosen=(ChosenFace(face, (0, 0), 0, 0),))
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:
@@ -314,17 +322,41 @@ def _percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def totals(rows: Sequence[dict]) -> list[dict[str, object]]:
-    """Returns the pooled IoU of each kind of object, tuning and held out."""
+    """Returns the pooled IoU and alignment of each kind of object in each set."""
     result = []
-    for held_out in (False, True):
-        for kind in sorted({row["kind"] for row in rows}):
-            same = [row for row in rows if row["kind"] == kind and row["held_out"] is held_out]
-            if same:
-                shared = sum(row["shared_px"] for row in same)
-                union = sum(row["union_px"] for row in same)
-                iou = round(shared / max(union, 1), 3)
-                result.append({"kind": kind, "held_out": held_out, "iou": iou})
+    for of_set in sorted({row["set"] for row in rows}):
+        of_this = [row for row in rows if row["set"] == of_set]
+        for kind in sorted({row["kind"] for row in of_this}):
+            same = [row for row in of_this if row["kind"] == kind]
+            shared = sum(row["shared_px"] for row in same)
+            union = sum(row["union_px"] for row in same)
+            iou = round(shared / max(union, 1), 3)
+            result.append({"kind": kind, "set": of_set, "iou": iou} | _pooled(same))
+        asked = [row for row in of_this if row["kind"] in ASKED]
+        result.append({"kind": ", ".join(ASKED), "set": of_set} | _pooled(asked))
     return result
+
+
+def _pooled(rows: Sequence[dict]) -> dict[str, object]:
+    """Returns how far mouths are from their places, and how much masks change, over the frames of
+    all these scenes.
+    """
+    errors = [error for row in rows for error in row["alignment_errors_px"]]
+    flickers = np.array([flicker for row in rows for flicker in row["flickers"]])
+    return {
+        "alignment_frames": len(errors),
+        "alignment_p50_px": _percentile(errors, 50),
+        "alignment_p95_px": _percentile(errors, 95),
+        "flicker_frames": len(flickers),
+        "flicker_p50": _percentile(flickers, 50),
+        "flicker_p95": _percentile(flickers, 95),
+        "flicker_above_3_percent": int((flickers > 0.03).sum()),
+    }
+
+
+def _without_frames(row: dict) -> dict[str, object]:
+    """Returns a row without what it says of single frames."""
+    return {key: row[key] for key in row if key not in ("alignment_errors_px", "flickers")}
 
 
 def main() -> None:
@@ -338,13 +370,13 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path)
     args = parser.parse_args()
     cv2.setNumThreads(1)
-    bench = Bench(args.assets, args.kept, OccluderFinder)
+    bench = Bench(args.assets, args.kept)
     rows = []
     for scenes, name in ((TUNING, "tuning"), (HELD_OUT, "held-out"), (FRESH, "fresh")):
         for scene in scenes:
             if args.set in (name, "all") and args.only in scene.name:
-                rows.append(bench.scene_row(scene, scenes is not TUNING, args.pictures))
-                print(rows[-1], flush=True)
+                rows.append(bench.scene_row(scene, name, args.pictures))
+                print(_without_frames(rows[-1]), flush=True)
     kinds = totals(rows)
     for row in kinds:
         print(row)
@@ -359,7 +391,7 @@ def main() -> None:
             "what": "python -m scripts.measure_occluders ASSETS --free",
             "measured_at": str(datetime.now(UTC).date()),
             "kinds": kinds,
-            "scenes": rows,
+            "scenes": [_without_frames(row) for row in rows],
             "free": free_rows,
         }
         args.output.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
