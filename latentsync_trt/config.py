@@ -36,6 +36,7 @@ Silence = Literal["closed", "model"]
 AudioSegments = Literal["joined", "public"]
 Paste = Literal["face", "mask"]
 Occluders = Literal["keep", "paint"]
+FinishKind = Literal["match", "plain"]
 Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Solver = Literal["ddim", "dpmpp"]
 ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
@@ -187,6 +188,12 @@ class SyncOptions:
         "package's entry point `latentsync_trt.enhancers`.",
         group=FACES,
         metavar="NAME",
+    )
+    finish: FinishKind = option(
+        "match",
+        "match gives the painted mouth the sharpness and the grain of the face around it; "
+        "plain pastes it as the model painted it.",
+        group=FACES,
     )
     strict: bool = option(
         False,

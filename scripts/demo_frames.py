@@ -21,13 +21,13 @@ from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 RECORD = Path(__file__).parents[1] / "benchmarks" / "demo-frames.json"
 SPEECH_S = 2.04
 SETTINGS = {
-    "fast": SyncOptions(silence="model", preset="fast", codec="ffv1"),
-    "balanced": SyncOptions(silence="model", preset="balanced", codec="ffv1"),
+    "fast": SyncOptions(finish="plain", silence="model", preset="fast", codec="ffv1"),
+    "balanced": SyncOptions(finish="plain", silence="model", preset="balanced", codec="ffv1"),
     "draft without guidance": SyncOptions(
-        silence="model", preset="draft", guidance=1.0, codec="ffv1"
+        finish="plain", silence="model", preset="draft", guidance=1.0, codec="ffv1"
     ),
-    "draft, low memory": SyncOptions(silence="model", preset="draft", codec="ffv1"),
-    "draft, h264": SyncOptions(silence="model", preset="draft", codec="h264"),
+    "draft, low memory": SyncOptions(finish="plain", silence="model", preset="draft", codec="ffv1"),
+    "draft, h264": SyncOptions(finish="plain", silence="model", preset="draft", codec="h264"),
 }
 
 

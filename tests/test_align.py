@@ -11,7 +11,8 @@ import pytest
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.compositing.blend import Blend
-from latentsync_trt.compositing.paste import paste, resize_antialiased
+from latentsync_trt.compositing.paste import paste
+from latentsync_trt.compositing.resize import resize_antialiased
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import (
     OUTSIDE,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt.compositing.blend import Blend
 from latentsync_trt.compositing.paste import composite
+from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.align import align, crop, crop_size_px
 from latentsync_trt.types import AlignedFace, Float64Array, UInt8Array
 from tests.pictures import applied
@@ -35,7 +36,7 @@ def test_an_unchanged_face_gives_the_frame_back(resolution, scale):
     matrix, _ = align(scale * POINTS + np.float32([120, 100]), None, resolution)
     face = crop(frame, matrix, resolution)
     painted = face.image * np.uint16(257)
-    result = applied(frame, composite(frame, face, painted, Blend()))
+    result = applied(frame, composite(frame, fit_face(face, painted), Blend()))
     assert np.abs(result.astype(int) - frame).max() <= 2
 
 
@@ -43,7 +44,7 @@ def test_a_small_face_is_shrunk_without_aliasing():
     frame = np.full((200, 200, 3), 127, np.uint8)
     stripes = np.where(np.arange(256) % 2, 65535, 0).astype(np.uint16)
     painted = np.broadcast_to(stripes[:, None, None], (256, 256, 3)).copy()
-    patch = composite(frame, face_at(frame, 80, 80, scale=0.2), painted, Blend())
+    patch = composite(frame, fit_face(face_at(frame, 80, 80, scale=0.2), painted), Blend())
     assert patch.weight.any()
     assert np.abs(patch.rgb[patch.weight > 0] / 257 - 127).max() <= 10
 
@@ -53,7 +54,7 @@ def test_a_small_face_is_shrunk_without_aliasing():
 )
 def test_a_face_partly_outside_is_pasted_up_to_the_border(side, offset):
     frame = np.zeros((400, 420, 3), np.uint8)
-    patch = composite(frame, face_at(frame, *offset), WHITE, Blend())
+    patch = composite(frame, fit_face(face_at(frame, *offset), WHITE), Blend())
     height, width = patch.weight.shape
     edges = {
         "left": patch.x_px == 0,
@@ -113,7 +114,7 @@ def test_only_the_face_changes_to_levels_between_the_old_and_the_new(
     painted = np.full((RESOLUTION, RESOLUTION, 3), level * 257, np.uint16)
     before = frame.copy()
     face = AlignedFace(np.zeros(painted.shape, np.uint8), matrix, SIZE)
-    patch = composite(frame, face, painted, Blend())
+    patch = composite(frame, fit_face(face, painted), Blend())
     assert np.array_equal(frame, before)
     own = frame.astype(int)
     made = applied(frame, patch).astype(int)

@@ -58,7 +58,7 @@ def test_times_and_speakers_are_objects_or_text() -> None:
 EVERY = """
 --preset fast --steps 9 --solver ddim --guidance 1.75 --seed 7 --cache-interval 0,1,5
 --turns t.rttm --faces f.json
---keep-mask m.png --occluders paint --paste mask --enhancer sharp --fps 25
+--keep-mask m.png --occluders paint --finish plain --paste mask --enhancer sharp --fps 25
 --length longest --extend loop --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model
 --codec prores
 --audio-segments public

@@ -14,6 +14,7 @@ import pytest
 from latentsync_trt.compositing.blend import Blend, FaceBlender
 from latentsync_trt.compositing.outline import OVAL, drawn
 from latentsync_trt.compositing.paste import composite
+from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.align import align, crop, crop_size_px, rescaled
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.types import (
@@ -83,8 +84,10 @@ def paste(
 ) -> tuple[Patch, Float32Array | None]:
     """With the points of the painted face."""
     frame, tracked, face = seen_face
-    inspected = blender.inspect_face(frame, face, as_painted(painted), tracked)
-    patch = composite(frame, face, as_painted(painted), blender.blend(track, time_s, inspected))
+    inspected = blender.inspect_face(frame, fit_face(face, as_painted(painted)), tracked)
+    patch = composite(
+        frame, fit_face(face, as_painted(painted)), blender.blend(track, time_s, inspected)
+    )
     return patch, inspected.painted_mesh_in_frame
 
 
@@ -166,7 +169,7 @@ def test_without_an_outline_the_mask_decides(portrait):
     painted = 255 - face.image
     blind = SimpleNamespace(mesh=lambda *_: None)
     patch, _ = paste(FaceBlender(blind), (frame, replace(tracked, landmarks=None), face), painted)
-    whole = composite(frame, face, as_painted(painted), Blend())
+    whole = composite(frame, fit_face(face, as_painted(painted)), Blend())
     assert np.array_equal(patch.weight, whole.weight)
     assert np.array_equal(patch.rgb, whole.rgb)
 
@@ -175,7 +178,7 @@ def test_colors_follow_the_skin_around(portrait, detector):
     frame, _, face = portrait
     painted = 128 + 0.9 * (face.image.astype(float) - 128) + np.array([-2, -8, -14])
     corrected, _ = paste(FaceBlender(detector), portrait, painted)
-    plain = composite(frame, face, as_painted(painted), Blend())
+    plain = composite(frame, fit_face(face, as_painted(painted)), Blend())
     assert off_color(frame, corrected) < SKIN_LEVELS < off_color(frame, plain)
 
 
@@ -226,7 +229,7 @@ def test_larger_faces_are_pasted_at_their_own_resolution(detector):
     frame, _, face = seen(np.clip(textured, 0, 255).astype(np.uint8), detector)
     scaled = crop(frame, rescaled(face, crop_size_px(2 * RESOLUTION)), 2 * RESOLUTION)
     apart = {
-        side: off_color(frame, composite(frame, face, as_painted(image), Blend()))
+        side: off_color(frame, composite(frame, fit_face(face, as_painted(image)), Blend()))
         for side, image in ((RESOLUTION, face.image), (2 * RESOLUTION, scaled.image))
     }
     assert apart[2 * RESOLUTION] < 0.8 * apart[RESOLUTION]

@@ -12,6 +12,7 @@ import pytest
 from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.compositing.blend import Blend
 from latentsync_trt.compositing.paste import composite
+from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.faces import FaceFinder
@@ -57,10 +58,10 @@ def test_face_and_patch_are_those_of_square_pixels(
     other = found(stored, aspect, detector)
     assert cv2.PSNR(upright.image, other.image) > FACE_PSNR_DB
     painted = (255 - upright.image).astype(np.uint16) * np.uint16(257)
-    patch = composite(frame, upright, painted, Blend())
+    patch = composite(frame, fit_face(upright, painted), Blend())
     wanted = applied(frame, patch)
     changed = changed_pixels(frame, patch).astype(np.uint8)
-    made = applied(stored, composite(stored, other, painted, Blend()))
+    made = applied(stored, composite(stored, fit_face(other, painted), Blend()))
     unsqueezed = cv2.resize(made, (frame.shape[1], frame.shape[0]), interpolation=cv2.INTER_LINEAR)
     inside = cv2.erode(changed, np.ones((2 * SOFT_EDGE_PX + 1,) * 2, np.uint8)) > 0
     assert np.abs(unsqueezed[inside].astype(float) - wanted[inside]).mean() < PATCH_LEVELS

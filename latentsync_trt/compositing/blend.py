@@ -7,20 +7,21 @@ from math import prod
 import numpy as np
 
 from latentsync_trt.compositing.color_match import match_color
+from latentsync_trt.compositing.finish import Finish, TrackDetail, gains_of, grain_of
 from latentsync_trt.compositing.head_view import VIEW_CROP_PX, view_head
+from latentsync_trt.compositing.known_part import known_part
 from latentsync_trt.compositing.outline import FEATHER_PERCENT, OVAL, cover_chin
-from latentsync_trt.config import Paste
+from latentsync_trt.compositing.resize import FittedFace
+from latentsync_trt.config import FinishKind, Paste
 from latentsync_trt.face.align import inverse, transformed, transformed_face
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import POINTS
 from latentsync_trt.types import (
-    AlignedFace,
     Face,
     Float32Array,
     Float64Array,
     FrameMask,
     Picture,
-    UInt16Array,
 )
 
 _CHIN_PERCENT = 2.0
@@ -48,8 +49,12 @@ class Blend:
     """
     limits: tuple[Float32Array, ...] = ()
     """Shapes `(n, 2)` in frame pixels: nothing changes outside their union; none = no limit."""
-    color: Float32Array | None = None
-    """An affine change of RGB levels, `(3, 4)`; None leaves the colors as they were painted."""
+    finish: Finish = Finish()
+    """How the pixels inside are changed."""
+    slopes: tuple[float, ...] = ()
+    """How much of each band of the source, the finest first, the networks painted where they know
+    the face; 1 = all. Empty where that cannot be measured, as in the first frame of a track.
+    """
     kept: tuple[FrameMask, ...] = ()
     """What stays as it is in the frame."""
 
@@ -68,6 +73,8 @@ class InspectedFace:
     """The same of the painted face."""
     color: Float32Array | None
     """See `match_color`."""
+    upper_face: Float32Array
+    """See `known_part`."""
 
     @property
     def painted_mesh_in_frame(self) -> Float32Array | None:
@@ -83,6 +90,7 @@ class _Track:
 
     time_s: Fraction
     mean: InspectedFace
+    detail: TrackDetail
 
 
 class FaceBlender:
@@ -93,18 +101,27 @@ class FaceBlender:
         mesher: finds the outline of painted faces.
         paste: "face" pastes within the outlines of the source's and the painted face, "mask" all
             that was painted.
+        finish: "match" gives detail and grain back, "plain" leaves what was painted.
+        seed: of the grain.
     """
 
-    def __init__(self, mesher: MediaPipeDetector, *, paste: Paste = "face") -> None:
+    def __init__(
+        self,
+        mesher: MediaPipeDetector,
+        *,
+        paste: Paste = "face",
+        finish: FinishKind = "match",
+        seed: int = 0,
+    ) -> None:
         self._mesher = mesher
         self._pastes_mask = paste == "mask"
+        self._matches = finish == "match"
+        self._seed = seed
         self._tracks: dict[int, _Track] = {}
 
-    def inspect_face(
-        self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face
-    ) -> InspectedFace:
+    def inspect_face(self, picture: Picture, face: FittedFace, tracked: Face) -> InspectedFace:
         """Returns what `blend` needs of the frame; more than half of the work."""
-        view = view_head(picture, face, painted)
+        view = view_head(picture, face.aligned, face.painted)
         around = transformed_face(tracked, view.from_frame)
         painted_mesh = self._mesher.mesh(view.painted, around)
         source_mesh = around.landmarks
@@ -113,22 +130,44 @@ class FaceBlender:
         color = None
         if source_mesh is not None and painted_mesh is not None:
             color = match_color(view, source_mesh, painted_mesh)
-        return InspectedFace(inverse(view.from_frame), source_mesh, painted_mesh, color)
+        upper_face = known_part(picture, face, color)
+        return InspectedFace(inverse(view.from_frame), source_mesh, painted_mesh, color, upper_face)
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
         self._tracks.clear()
 
-    def blend(self, track_id: int, time_s: Fraction, inspected: InspectedFace) -> Blend:
+    def blend(
+        self,
+        track_id: int,
+        time_s: Fraction,
+        inspected: InspectedFace,
+        following: InspectedFace | None = None,
+    ) -> Blend:
         """Adds the frame at `time_s`, not before the last one, to the running means of its track,
         and returns these for the frame. Without an outline of the source, the mask alone decides.
+
+        Args:
+            following: the next frame of the track, for the grain of the first one.
         """
         before = self._tracks.get(track_id)
         mean = inspected
+        detail = TrackDetail(inspected.upper_face[:0])
+        passed_s = 0.0
         if before is not None and time_s - before.time_s <= _MEMORY_S:
-            mean = _running_mean(before.mean, inspected, float(time_s - before.time_s))
-        self._tracks[track_id] = _Track(time_s, mean)
-        return Blend(self._to_paste(mean), self._to_paste(inspected), mean.color)
+            passed_s = float(time_s - before.time_s)
+            mean = _running_mean(before.mean, inspected, passed_s)
+            detail = before.detail
+        next_face = None if following is None else following.upper_face
+        detail = detail.after(inspected.upper_face, next_face, passed_s)
+        self._tracks[track_id] = _Track(time_s, mean, detail)
+        finish = Finish(mean.color)
+        if self._matches and detail.sums is not None:
+            gains = gains_of(detail.sums)
+            grain = grain_of(detail.sums, gains, self._seed, time_s)
+            finish = Finish(mean.color, tuple(gains.tolist()), grain)
+        slopes = () if detail.newest is None else detail.newest.slopes
+        return Blend(self._to_paste(mean), self._to_paste(inspected), finish, slopes)
 
     def _to_paste(self, face: InspectedFace) -> tuple[Float32Array, ...]:
         """Returns the shapes to paste, in frame pixels."""
@@ -151,6 +190,7 @@ def _running_mean(old: InspectedFace, new: InspectedFace, passed_s: float) -> In
         _weighted(old.source_mesh, new.source_mesh, of_outline),
         _weighted(old.painted_mesh, new.painted_mesh, of_outline),
         _weighted(old.color, new.color, of_color),
+        new.upper_face,
     )
 
 

@@ -6,35 +6,29 @@ once more, for which all threads wait.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import isqrt
-from pathlib import Path
 
 import cv2
 import numpy as np
 
 from latentsync_trt.compositing.blend import Blend
+from latentsync_trt.compositing.finish import finish_patch
 from latentsync_trt.compositing.outline import FEATHER_PERCENT, drawn
+from latentsync_trt.compositing.resize import FittedFace, resize_antialiased
 from latentsync_trt.face.align import (
     FrameRectangle,
     frame_rectangle,
-    inverse,
     mouth_mask,
-    rescaled,
     shifted,
     steps,
 )
-from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import (
-    AlignedFace,
     Float32Array,
     Float64Array,
     Patch,
     Picture,
-    UInt16Array,
 )
-
-_RESIZE_GRAPH = Path(__file__).resolve().parents[1] / "assets" / "graphs" / "resize.onnx"
 
 _BORDER_EROSION_PX = 2
 """Frame pixels at the border of a crop that are mixed with what is outside it."""
@@ -48,7 +42,7 @@ at any depth.
 """
 
 
-def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, blend: Blend) -> Patch:
+def composite(frame: Picture, face: FittedFace, blend: Blend) -> Patch:
     """Returns the smallest rectangle with all changed pixels of a frame; 0×0 if none is inside it.
 
     Only the generated region replaces the frame, so that the skin around it stays sharp: the mask
@@ -56,22 +50,11 @@ def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, blend: Bl
 
     Args:
         frame: uint8 `(H, W, 3)` RGB.
-        face: what was cut out of it, R × R; may lie partly outside.
-        painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge
-            it.
+        face: may lie partly outside.
     """
-    resolution_px = len(face.image)
-    # The crop is as enlarged as what was painted; less where it would be larger than in the frame,
-    # as warping would skip pixels.
-    enlargement = len(painted) / resolution_px
-    crop_width, crop_height = face.crop_size_px
-    frame_px_per_column, frame_px_per_row = steps(inverse(face.matrix))
-    width = max(1, round(crop_width * min(enlargement, frame_px_per_column)))
-    height = max(1, round(crop_height * min(enlargement, frame_px_per_row)))
-    size_px = width, height
-    levels = resize_antialiased(painted * np.float32(1 / 257), size_px)
-    opacity = _mask_opacity(resolution_px, size_px)
-    return paste(frame, levels, rescaled(face, size_px), opacity, blend)
+    size_px = face.levels.shape[1::-1]
+    opacity = _mask_opacity(len(face.aligned.image), size_px)
+    return paste(frame, face.levels, face.matrix, opacity, blend)
 
 
 @lru_cache(maxsize=8)  # most faces are larger than the network's, and keep one size
@@ -79,22 +62,6 @@ def _mask_opacity(resolution_px: int, size_px: tuple[int, int]) -> Float32Array:
     """Returns how much of a crop of this size (width, height) shows, float32 `(h, w)` in [0, 1]."""
     generated = 1 - mouth_mask(resolution_px)
     return np.clip(resize_antialiased(generated[..., None], size_px)[..., 0], 0, 1)
-
-
-def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
-    """Returns `image`, float32 `(H, W, C)`, at another width and height; values may overshoot.
-
-    Bicubic (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`, by a small
-    graph, in half the time of other libraries' filters. Thread-safe.
-    """
-    size = np.array(size_px[::-1], np.int64)
-    (resized,) = _resizer().run({"image": image[None], "size": size})
-    return np.asarray(resized[0], np.float32)
-
-
-@cache
-def _resizer() -> Session:
-    return Session(_RESIZE_GRAPH, SessionSettings(intra_op_threads=1))
 
 
 def paste(
@@ -123,8 +90,8 @@ def paste(
     rgb = np.empty((high, wide, 3), np.uint16)
     if rgb.size:
         warped = _warped(crop, shifted(to_crop, x, y), (wide, high))
-        if blend.color is not None:
-            cv2.transform(warped, blend.color, dst=warped)
+        corner = (area.left + x, area.top + y)
+        finish_patch(warped, blend.finish, corner, weight[y : y + high, x : x + wide])
         # Clips and rounds, too.
         cv2.addWeighted(warped, 257, warped, 0, 0, dst=rgb, dtype=cv2.CV_16U)
     return Patch(area.left + x, area.top + y, rgb, weight[y : y + high, x : x + wide])

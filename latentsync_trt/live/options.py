@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
-from latentsync_trt.config import Occluders, Paste, PresetName, Solver, SyncOptions
+from latentsync_trt.config import FinishKind, Occluders, Paste, PresetName, Solver, SyncOptions
 from latentsync_trt.diffusion import full_steps
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import check_limits, option
@@ -68,6 +68,7 @@ class LiveOptions:
     face: str = _as_for_sync("face", help="Whose mouth: largest, left, right, or at:X,Y in pixels.")
     occluders: Occluders = _as_for_sync("occluders")
     paste: Paste = _as_for_sync("paste")
+    finish: FinishKind = _as_for_sync("finish")
 
     def __post_init__(self) -> None:
         check_limits(self)

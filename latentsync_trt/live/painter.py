@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from latentsync_trt.compositing.paste import composite
+from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.live.frame import FRAME_S
 from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.media.color import apply_patch
@@ -85,9 +86,10 @@ class SessionPainter:
         index = self.loop.index(position)
         face = self.loop.faces[index]
         picture = LazyRgb(self.loop.planes[index])
-        inspected = self._blender.inspect_face(picture, face.face, painted, face.tracked)
+        fitted = fit_face(face.face, painted)
+        inspected = self._blender.inspect_face(picture, fitted, face.tracked)
         blend = self._blender.blend(0, position * FRAME_S, inspected)
-        return composite(picture, face.face, painted, replace(blend, kept=face.kept))
+        return composite(picture, fitted, replace(blend, kept=face.kept))
 
     def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
         """Returns the frame with its patch, of which so much shows."""

@@ -57,7 +57,9 @@ class LiveSessions:
                 StreamingAudioEncoder(
                     model.audio_encoder, filters_of(model.bundle), model.bundle.manifest.frames
                 ),
-                FaceBlender(detector, paste=options.paste),
+                FaceBlender(
+                    detector, paste=options.paste, finish=options.finish, seed=options.seed
+                ),
             )
             # Before the clip is read, which takes minutes where painting is too slow.
             cost = self._cost_of(blank, options)

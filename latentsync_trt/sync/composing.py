@@ -1,10 +1,11 @@
 """Painted faces are inspected, become patches of their frames, and are measured."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from latentsync_trt.compositing.blend import Blend, FaceBlender, InspectedFace
 from latentsync_trt.compositing.enhancer import enhanced
 from latentsync_trt.compositing.fading import PaintedPeople, faded
 from latentsync_trt.compositing.paste import composite
+from latentsync_trt.compositing.resize import FittedFace, fit_face
 from latentsync_trt.measure.quality import PaintSample, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
@@ -30,6 +32,8 @@ its time."""
 Item = tuple[FrameJob, tuple[T, ...]]
 """A job, and something of each of its painted faces."""
 Items = Generator[Item[T], None, None]
+_NOTHING: Any = (None, ())
+"""Stands for the frame after the last one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +53,7 @@ class InspectedPaint:
     """A painted face, and what its frame alone tells about how it fits in."""
 
     face: PaintedFace
-    pixels: UInt16Array
+    fitted: FittedFace
     """The new face as an enhancer has improved it, perhaps larger."""
     inspected: InspectedFace
     blend: Blend = Blend()
@@ -69,7 +73,10 @@ def composed_frames(
     run: RunContext, quality: Quality, jobs: FrameJobs, stages: ClipStages
 ) -> Items[Patch]:
     """Returns the jobs of a run in order, with the patch of each painted face."""
-    blender = FaceBlender(run.detector, paste=run.inputs.options.paste)
+    options = run.inputs.options
+    blender = FaceBlender(
+        run.detector, paste=options.paste, finish=options.finish, seed=options.seed
+    )
     composer = Composer(blender, run.inputs.helpers.enhancer, quality, run.clock)
     return composer.stages(jobs, partial(stages.prefetch, on_wait=run.on_progress.ask))
 
@@ -118,26 +125,36 @@ class Composer:
         pixels = face.pixels
         if self.enhancer is not None:
             pixels = enhanced(pixels, self.enhancer)
-        inspected = self.blender.inspect_face(frame.picture, face.face, pixels, face.target.tracked)
-        return InspectedPaint(face, pixels, inspected)
+        fitted = fit_face(face.face, pixels)
+        inspected = self.blender.inspect_face(frame.picture, fitted, face.target.tracked)
+        return InspectedPaint(face, fitted, inspected)
 
     def _blended(self, items: Items[InspectedPaint]) -> Items[InspectedPaint]:
         """Yields the same items with how each face is fitted into its frame; frames in order."""
         part = -1
         with closing(items):
-            for job, paints in items:
+            for (job, paints), (_, following) in pairwise(chain(items, [_NOTHING])):
                 time_s = job.frame.time_s
                 if part_of(time_s) != part:
                     part = part_of(time_s)
                     self.blender.restart()
-                blended = []
                 with self.clock.measure("compose", frames=0):
-                    for paint in paints:
-                        track_id = paint.face.target.track_id
-                        blend = self.blender.blend(track_id, time_s, paint.inspected)
-                        blend = replace(blend, kept=paint.face.target.kept)
-                        blended.append(replace(paint, blend=blend))
-                yield job, tuple(blended)
+                    blended = tuple(self._blend(time_s, paint, following) for paint in paints)
+                yield job, blended
+
+    def _blend(
+        self, time_s: Fraction, paint: InspectedPaint, following: Sequence[InspectedPaint]
+    ) -> InspectedPaint:
+        """Returns the face with how it is fitted into its frame; `following`: those of the next
+        frame.
+        """
+        target = paint.face.target
+        after = None
+        for other in following:
+            if other.face.target.track_id == target.track_id:
+                after = other.inspected
+        blend = self.blender.blend(target.track_id, time_s, paint.inspected, after)
+        return replace(paint, blend=replace(blend, kept=target.kept))
 
     def _measured(self, frame: Frame, pasted: PastedFace) -> Patch:
         self.quality.add(frame, pasted.face.target.speaker, pasted.sample)
@@ -164,7 +181,7 @@ def _people(job: FrameJob) -> PaintedPeople:
 
 def _pasted(frame: Frame, paint: InspectedPaint) -> PastedFace:
     face = paint.face
-    patch = composite(frame.picture, face.face, paint.pixels, paint.blend)
+    patch = composite(frame.picture, paint.fitted, paint.blend)
     mesh = paint.inspected.painted_mesh_in_frame
     return PastedFace(face, PaintSample(face.target.tracked, face.face, face.pixels, patch, mesh))
 

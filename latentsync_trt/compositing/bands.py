@@ -1,0 +1,51 @@
+"""Bands of detail in a picture: a Laplacian pyramid. Pure."""
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from latentsync_trt.types import Float32Array
+
+BANDS = 4
+"""The finest band holds detail of about one pixel, each other one detail of twice the size."""
+
+_HALO_PX = 5
+"""An edge spreads over about as many pixels in a blurred picture that detail is given back to."""
+_HALO_KERNEL = np.ones((_HALO_PX, _HALO_PX), np.uint8)
+_OVERSHOOT = 3.0
+"""How many levels a pixel may leave the range of those around it: more shows as a halo, and the
+texture of skin needs less.
+"""
+
+
+def split_bands(image: Float32Array) -> list[Float32Array]:
+    """Returns the bands of `image (h, w)` or `(h, w, channels)`, the finest first; each has half
+    the size of the one before it.
+    """
+    bands = list[Float32Array]()
+    for _ in range(BANDS):
+        coarser = np.asarray(cv2.pyrDown(image), np.float32)
+        bands.append(image - _enlarged(coarser, image))
+        image = coarser
+    return bands
+
+
+def amplify_bands(luma: Float32Array, gains: Sequence[float]) -> None:
+    """Multiplies the bands of `luma (h, w)` by their gains, and limits halos at edges."""
+    lowest = np.empty_like(luma)
+    highest = np.empty_like(luma)
+    cv2.erode(luma, _HALO_KERNEL, dst=lowest)
+    cv2.dilate(luma, _HALO_KERNEL, dst=highest)
+    bands = split_bands(luma)
+    added = bands[-1] * (gains[-1] - 1)
+    for band, gain in zip(bands[-2::-1], gains[-2::-1], strict=True):
+        added = _enlarged(added, band) + band * (gain - 1)
+    luma += added
+    np.clip(luma, lowest - _OVERSHOOT, highest + _OVERSHOOT, out=luma)
+
+
+def _enlarged(image: Float32Array, target: Float32Array) -> Float32Array:
+    """Returns a picture of half the size of `target` at that size."""
+    height, width = target.shape[:2]
+    return np.asarray(cv2.pyrUp(image, dstsize=(width, height)), np.float32)

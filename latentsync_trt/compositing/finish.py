@@ -1,0 +1,134 @@
+"""Finish of a pasted face: its colors, then the detail and the grain that the networks lost, in
+amounts that change slowly over a track. No content is new. Pure.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import cv2
+import numpy as np
+
+from latentsync_trt.compositing.bands import BANDS, amplify_bands
+from latentsync_trt.compositing.grain import Grain, add_grain, amplitudes_of
+from latentsync_trt.compositing.known_part import Evidence, compare_frames
+from latentsync_trt.types import Float32Array, Float64Array
+
+_HALF_LIFE_S = 1.0
+"""After this time, a frame counts half in the running means of a track."""
+
+_LEAST_POWER = 0.01
+"""Power of a band, in levels², below which it says nothing of what was lost."""
+_MOST_GAIN = 2.4
+"""A band that has lost more is mostly beyond what the networks saw."""
+_OVERLAP = np.array([0.7, 0.35, 0.35, 0.35])
+"""The filters of neighboring bands overlap, and most detail of a band lies toward the coarser one:
+so much of the difference between their gains is added to the finer one's, as measured.
+"""
+_MOST_ERROR = 2.5
+"""With a gain of 1 + this × what brings the picture closest to the source, the picture is about as
+far from the source as without a gain: 2 exactly, and other bands make up for a little more.
+"""
+
+_ROUNDING_VARIANCE = 0.45
+"""Variance of the luma, in levels², below which a picture has no grain: rounding to 8 bits, and
+moving by a part of a pixel, leave as much.
+"""
+_CHROMA_VARIANCE = 1.25
+"""Grain of Cr and Cb gets so much more variance, as 4:2:0 takes the mean of 2 × 2 pixels."""
+_GRAIN_FACTORS = (0.4, 2.5)
+"""Grain of a brightness is at least and at most so many times the mean."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """How the pixels of a patch are finished."""
+
+    color: Float32Array | None = None
+    """An affine change of RGB levels, `(3, 4)`; None leaves the colors as they were painted."""
+    gains: tuple[float, ...] = (1.0,) * BANDS
+    """Factor of each band of detail."""
+    grain: Grain | None = None
+    """None adds no grain."""
+
+
+def finish_patch(
+    levels: Float32Array, finish: Finish, corner: tuple[int, int], weight: Float32Array
+) -> None:
+    """Finishes a patch, RGB `levels (h, w, 3)` from 0 to 255.
+
+    Args:
+        corner: x and y of the patch in the frame.
+        weight: how much of the patch shows, `(h, w)`.
+    """
+    if finish.color is not None:
+        cv2.transform(levels, finish.color, dst=levels)
+    if finish.grain is None and max(finish.gains) == 1:
+        return
+    cv2.cvtColor(levels, cv2.COLOR_RGB2YCrCb, dst=levels)
+    planes = [np.ascontiguousarray(levels[..., index]) for index in range(3)]
+    amplify_bands(planes[0], finish.gains)
+    if finish.grain is not None:
+        add_grain(planes, finish.grain, corner, weight)
+    cv2.merge(planes, dst=levels)
+    cv2.cvtColor(levels, cv2.COLOR_YCrCb2RGB, dst=levels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackDetail:
+    """What the frames of a track so far tell of detail and noise."""
+
+    upper_face: Float32Array
+    """What `known_part` returned of the last frame."""
+    newest: Evidence | None = None
+    """Of the last frame and the one before it."""
+    sums: Evidence | None = None
+    """Of all frames."""
+
+    def after(
+        self, upper_face: Float32Array, following: Float32Array | None, passed_s: float
+    ) -> "TrackDetail":
+        """Returns what is known after the next frame of the track, `passed_s` later.
+
+        Args:
+            following: of the frame after that, with which the first one of a track is compared.
+        """
+        if self.upper_face.size or following is None:
+            newest = compare_frames(upper_face, self.upper_face)
+        else:
+            newest = compare_frames(following, upper_face)
+        sums = self.sums or newest
+        if self.sums is not None and newest is not None:
+            sums = newest.after(self.sums, 0.5 ** (passed_s / _HALF_LIFE_S))
+        return TrackDetail(upper_face, newest, sums)
+
+
+def gains_of(evidence: Evidence) -> Float64Array:
+    """Returns the gain of each band, `(BANDS,)`, that gives it the power of the source's; less
+    where the picture would be further from the source than without it.
+    """
+    source, common, painted = np.maximum(evidence.detail, 0) + _LEAST_POWER
+    wanted = np.sqrt(source / painted)
+    wanted += _OVERLAP * (wanted - np.append(wanted[1:], 1))
+    most = 1 + _MOST_ERROR * (common / painted - 1)
+    return np.clip(np.minimum(wanted, most), 1, _MOST_GAIN)
+
+
+def grain_of(evidence: Evidence, gains: Float64Array, seed: int, time_s: Fraction) -> Grain | None:
+    """Returns what the painted face lacks of the source's noise after these gains; None where the
+    source has none.
+    """
+    if not evidence.noise_weight:
+        return None
+    noise = evidence.noise()
+    source, painted = np.split(noise.mean(axis=0).T, 2)
+    luma_variance = source[0].sum()
+    if luma_variance <= _ROUNDING_VARIANCE:
+        return None
+    painted[0] *= gains**2
+    missing = np.maximum(source - painted, 0) * (1 - _ROUNDING_VARIANCE / luma_variance)
+    missing[1:] *= _CHROMA_VARIANCE
+
+    factors = np.sqrt(noise[..., 0].sum(axis=1) / luma_variance)
+    brightness = evidence.brightness / evidence.noise_weight
+    factor_of_level = np.interp(np.arange(256), brightness, np.clip(factors, *_GRAIN_FACTORS))
+    return Grain(seed, time_s, amplitudes_of(missing), factor_of_level.astype(np.float32))
