@@ -252,10 +252,13 @@ class Appearance:
         is_seen = (self._inside * self._frames)[places, places] > 0
         planes = _planes()
         sampled = planes[:, places, places][:, is_seen]
+        changes = [
+            (features[index] - self._mean[index])[places, places][is_seen]
+            for index in _LIGHT_FEATURES
+        ]
         light = np.zeros_like(features)
-        for index in _LIGHT_FEATURES:
-            rest = (features[index] - self._mean[index])[places, places][is_seen]
-            constant, slope_x, slope_y = _robust_fit(sampled, rest).tolist()
+        factors = _robust_fit(sampled, np.array(changes)).tolist()
+        for index, (constant, slope_x, slope_y) in zip(_LIGHT_FEATURES, factors, strict=True):
             light[index] += constant + slope_x * planes[1, :1] + slope_y * planes[2, :, :1]
         return light
 
@@ -328,17 +331,18 @@ def _surroundings(levels: Float32Array) -> Float32Array:
 
 
 def _robust_fit(columns: Float32Array, values: Float32Array) -> Float32Array:
-    """Returns the factors `(3,)` of `columns (3, n)` whose sum is closest to `values (n,)`; those
-    far away count less and less.
+    """Returns the factors `(m, 3)` of `columns (3, n)` whose sums are closest to `values (m, n)`;
+    those far away count less and less.
     """
-    errors = values - np.median(values)
-    spread = 1.5 * float(np.median(np.abs(errors))) + _LEAST_LIGHT_SPREAD
+    errors = values - np.median(values, axis=1, keepdims=True)
+    spread = 1.5 * np.median(np.abs(errors), axis=1, keepdims=True) + _LEAST_LIGHT_SPREAD
     ridge = np.diag([0, 2, 2]).astype(np.float32)
-    factors = np.zeros(len(columns), np.float32)
+    factors = np.zeros((len(values), len(columns)), np.float32)
     for _ in range(_LIGHT_ROUNDS):
         trust = 1 / (1 + (errors / spread) ** 2) ** 2
-        weighted = columns * trust
-        factors = np.linalg.solve(weighted @ columns.T + ridge, weighted @ values)
+        weighted = columns * trust[:, None]
+        wanted = np.einsum("mcn,mn->mc", weighted, values)
+        factors = np.linalg.solve(weighted @ columns.T + ridge, wanted[..., None])[..., 0]
         errors = values - factors @ columns
     return factors
 
