@@ -35,7 +35,7 @@ from latentsync_trt.version import __version__
 Picture = UInt8Array
 Paint = Callable[[Float32Array], Float32Array]
 
-FRAMES = 24
+FRAMES = 16
 FRAME_S = 0.04
 SEED = 1247
 FRAME_INDEX = 20

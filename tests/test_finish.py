@@ -14,8 +14,10 @@ from latentsync_trt.compositing.known_part import known_part
 from latentsync_trt.compositing.paste import composite
 from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.align import align, crop
+from latentsync_trt.media.color import apply_patch, planes_from_rgb
 from latentsync_trt.media.demo_clip import portrait
-from latentsync_trt.types import Float32Array, UInt8Array
+from latentsync_trt.media.pictures import LazyRgb
+from latentsync_trt.types import ColorTags, Float32Array, UInt8Array, YuvPlanes
 from tests.pictures import applied
 
 SIDE_PX = 128
@@ -29,6 +31,8 @@ SEED = 7
 DETAIL = (0.85, 1.15)
 GRAIN = (0.85, 1.15)
 """How close detail and grain come to those of the source."""
+HDR_GRAIN = (0.8, 1.3)
+"""The curve from HDR to SDR bends, so that equal noise is not equal at all brightnesses."""
 OVERSHOOT_LEVELS = 4.0
 """1.5 % of white."""
 
@@ -134,6 +138,55 @@ def test_grain_is_as_strong_as_in_the_source_and_new_in_each_frame(sigma):
     result = finished(sigma=sigma)
     share = noise_of(result.frames, result.inside) / noise_of(result.sources, result.inside)
     assert GRAIN[0] <= share <= GRAIN[1]
+
+
+@pytest.mark.parametrize("color", [ColorTags(1, 1, 1), ColorTags(9, 16, 9)], ids=["SDR", "PQ"])
+def test_grain_at_10_bits_is_as_strong_and_as_coarse_as_in_the_source(color):
+    clean = planes_from_rgb(still(), ColorTags(1, 1, 1))
+    sources = [ten_bits(clean, color, number) for number in range(FRAMES)]
+    pictures = [LazyRgb(source) for source in sources]
+    matrix, _ = align(ZOOM * (POINTS - (150, 60)).astype(np.float32), None, SIDE_PX)
+    quiet = crop(LazyRgb(ten_bits(clean, color, None)), matrix, SIDE_PX).image
+    painted = cv2.GaussianBlur(quiet, (0, 0), 0.7) * np.uint16(257)
+    faces = [fit_face(crop(picture, matrix, SIDE_PX), painted) for picture in pictures]
+    parts = [known_part(*each, None) for each in zip(pictures, faces, strict=True)]
+    detail = TrackDetail(parts[0][:0]).after(parts[0], parts[1], 0)
+    for part in parts[1:]:
+        detail = detail.after(part, None, FRAME_S)
+    assert detail.sums is not None
+    gains = gains_of(detail.sums)
+    results = []
+    for number, source in enumerate(sources):
+        grain = grain_of(detail.sums, gains, SEED, Fraction(number, 25))
+        finish = Finish(None, tuple(gains.tolist()), grain)
+        patch = composite(pictures[number], faces[number], Blend(finish=finish))
+        results.append(apply_patch(source, patch))
+    inside = np.zeros(clean.y.shape, bool)
+    height, width = patch.weight.shape
+    inside[patch.y_px :, patch.x_px :][:height, :width] = patch.weight > 0.99
+    for plane, where in (("y", inside), ("v", inside[::2, ::2])):
+        ours, theirs = (
+            np.std([getattr(each, plane)[where] for each in side], axis=0).mean()
+            for side in (results, sources)
+        )
+        least, most = GRAIN if color.transfer == 1 else HDR_GRAIN
+        assert least <= ours / theirs <= most, plane
+
+
+def ten_bits(clean: YuvPlanes, color: ColorTags, number: int | None) -> YuvPlanes:
+    """The same picture at 10 bits, with noise unless `number` is None."""
+    random = np.random.default_rng(number)
+    strength = 0 if number is None else 1
+    scale = 4.0 if color.transfer == 1 else 2.2  # below the white of PQ
+    planes = []
+    for plane, middle, sigma in ((clean.y, 16.0, 16), (clean.u, 128.0, 6), (clean.v, 128.0, 8)):
+        noise = strength * random.normal(0, sigma, plane.shape)
+        planes.append(
+            np.clip(np.rint((plane - middle) * scale + 4 * middle + noise), 0, 1023).astype(
+                np.uint16
+            )
+        )
+    return YuvPlanes(*planes, color, 10)
 
 
 def test_equal_seeds_give_equal_grain():

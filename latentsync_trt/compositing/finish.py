@@ -33,8 +33,6 @@ _ROUNDING_VARIANCE = 0.45
 """Variance of the luma, in levels², below which a picture has no grain: rounding to 8 bits, and
 moving by a part of a pixel, leave as much.
 """
-_CHROMA_VARIANCE = 1.25
-"""Grain of Cr and Cb gets so much more variance, as 4:2:0 takes the mean of 2 × 2 pixels."""
 _GRAIN_FACTORS = (0.4, 2.5)
 """Grain of a brightness is at least and at most so many times the mean."""
 
@@ -126,7 +124,6 @@ def grain_of(evidence: Evidence, gains: Float64Array, seed: int, time_s: Fractio
         return None
     painted[0] *= gains**2
     missing = np.maximum(source - painted, 0) * (1 - _ROUNDING_VARIANCE / luma_variance)
-    missing[1:] *= _CHROMA_VARIANCE
 
     factors = np.sqrt(noise[..., 0].sum(axis=1) / luma_variance)
     brightness = evidence.brightness / evidence.noise_weight

@@ -18,6 +18,10 @@ from latentsync_trt.types import Float32Array, Float64Array
 _PLACES_PX = 256
 """Parts of noise begin in so many columns and rows."""
 
+_STEPS = (1, 2, 2)
+"""So many rows and columns of pixels does a sample of Y, Cr and Cb cover, as in 4:2:0: eyes see no
+finer colors.
+"""
 _LEAST_WEIGHT = 0.2
 """Where less of a patch shows, the frame's own grain is enough."""
 
@@ -61,14 +65,15 @@ def add_grain(
     random = np.random.default_rng([grain.seed, time_s.numerator, time_s.denominator, *corner])
     height, width = weight.shape
     bands = _noise(grain.seed, _PLACES_PX + (1 << max(weight.shape).bit_length()))
-    for plane, amplitudes in zip(planes, grain.amplitudes.tolist(), strict=True):
-        noise = np.zeros_like(plane)
+    for plane, step, amplitudes in zip(planes, _STEPS, grain.amplitudes.tolist(), strict=True):
+        noise = np.zeros((height // step + 1, width // step + 1), np.float32)
         for band, amplitude in zip(bands, amplitudes, strict=True):
             left, top = random.integers(0, _PLACES_PX, 2).tolist()
-            part = band[top : top + height, left : left + width]
-            cv2.scaleAdd(part, amplitude, noise, dst=noise)
-        noise *= strength
-        plane += noise
+            part = band[top : top + height + 1 : step, left : left + width + 1 : step]
+            noise += part[: len(noise), : noise.shape[1]] * np.float32(amplitude)
+        noise = noise.repeat(step, axis=0).repeat(step, axis=1)
+        noise = noise[corner[1] % step :, corner[0] % step :][:height, :width]
+        plane += noise * strength
 
 
 @cache
