@@ -20,7 +20,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.compositing.bands import split_bands
 from latentsync_trt.compositing.blend import Blend
 from latentsync_trt.compositing.finish import Finish, TrackDetail, gains_of, grain_of
 from latentsync_trt.compositing.known_part import known_part
@@ -48,6 +47,8 @@ JITTER_PX = 0.05
 SIZES = {128: 0.5, 256: 1.0, 512: 1.0}
 """Factor by which frames are resized for each size of a network."""
 CLIPS = ("demo1", "demo2", "demo3")
+BLURS_PX = (1, 2, 4, 8)
+"""Bands lie between pictures that are so much blurred, whatever the bands of the package are."""
 CORE = 0.99
 """Where more of a patch shows, it is compared."""
 LEAST_NOISE = 1.0
@@ -272,11 +273,8 @@ def bands_in(picture: Float32Array, core: np.ndarray, result: Results) -> list[F
         size = (round(picture.shape[1] / step), round(picture.shape[0] / step))
         picture = cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
         inside = cv2.resize(inside, size, interpolation=cv2.INTER_AREA)
-    where = (inside > CORE).astype(np.uint8)
-    return [
-        band[cv2.resize(where, band.shape[::-1], interpolation=cv2.INTER_NEAREST) > 0]
-        for band in split_bands(picture)
-    ]
+    blurs = [picture, *(cv2.GaussianBlur(picture, (0, 0), sigma_px) for sigma_px in BLURS_PX)]
+    return [(finer - coarser)[inside > CORE] for finer, coarser in pairwise(blurs)]
 
 
 def noise_of(pictures: Sequence[Picture], core: np.ndarray) -> Float64Array:

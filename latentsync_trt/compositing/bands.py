@@ -7,24 +7,28 @@ import numpy as np
 
 from latentsync_trt.types import Float32Array
 
-BANDS = 4
-"""The finest band holds detail of about one pixel, each other one detail of twice the size."""
+BANDS = 5
+"""The finest band holds detail of less than a pixel, the next one of about one, each other one of
+twice the size: a blur takes most of the finest, and one gain for both would not fit.
+"""
 
 _HALO_PX = 5
 """An edge spreads over about as many pixels in a blurred picture that detail is given back to."""
 _HALO_KERNEL = np.ones((_HALO_PX, _HALO_PX), np.uint8)
-_OVERSHOOT = 3.0
+_OVERSHOOT = 3.4
 """How many levels a pixel may leave the range of those around it: more shows as a halo, and the
 texture of skin needs less.
 """
 
 
 def split_bands(image: Float32Array) -> list[Float32Array]:
-    """Returns the bands of `image (h, w)` or `(h, w, channels)`, the finest first; each has half
-    the size of the one before it.
+    """Returns the bands of `image (h, w)` or `(h, w, channels)`, the finest first; the third and
+    each after it have half the size of the one before.
     """
-    bands = list[Float32Array]()
-    for _ in range(BANDS):
+    smooth = np.asarray(cv2.GaussianBlur(image, (3, 3), 0.85), np.float32)
+    bands = [image - smooth]
+    image = smooth
+    for _ in range(BANDS - 1):
         coarser = np.asarray(cv2.pyrDown(image), np.float32)
         bands.append(image - _enlarged(coarser, image))
         image = coarser
@@ -46,6 +50,8 @@ def amplify_bands(luma: Float32Array, gains: Sequence[float]) -> None:
 
 
 def _enlarged(image: Float32Array, target: Float32Array) -> Float32Array:
-    """Returns a picture of half the size of `target` at that size."""
+    """Returns a picture of half the size of `target`, or of its size, at that size."""
     height, width = target.shape[:2]
+    if image.shape[:2] == (height, width):
+        return image
     return np.asarray(cv2.pyrUp(image, dstsize=(width, height)), np.float32)

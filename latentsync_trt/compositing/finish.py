@@ -18,15 +18,15 @@ _HALF_LIFE_S = 1.0
 
 _LEAST_POWER = 0.01
 """Power of a band, in levels², below which it says nothing of what was lost."""
-_MOST_GAIN = 2.4
+_MOST_GAIN = 3.0
 """A band that has lost more is mostly beyond what the networks saw."""
-_OVERLAP = np.array([0.8, 0.35, 0.35, 0.35])
+_OVERLAP = np.array([0.6, 0.6, 0.35, 0.35, 0.35])
 """The filters of neighboring bands overlap, and most detail of a band lies toward the coarser one:
 so much of the difference between their gains is added to the finer one's, as measured.
 """
-_MOST_ERROR = 2.5
-"""With a gain of 1 + this × what brings the picture closest to the source, the picture is about as
-far from the source as without a gain: 2 exactly, and other bands make up for a little more.
+_MOST_ERROR = 4.0
+"""A gain is at most 1 + this × what would bring a band closest to the source. At 2, the band is as
+far from the source as without a gain; the coarser bands, which come closer, make up for more.
 """
 
 _ROUNDING_VARIANCE = 0.45

@@ -69,9 +69,11 @@ def add_grain(
         noise = np.zeros((height // step + 1, width // step + 1), np.float32)
         for band, amplitude in zip(bands, amplitudes, strict=True):
             left, top = random.integers(0, _PLACES_PX, 2).tolist()
-            part = band[top : top + height + 1 : step, left : left + width + 1 : step]
-            noise += part[: len(noise), : noise.shape[1]] * np.float32(amplitude)
-        noise = noise.repeat(step, axis=0).repeat(step, axis=1)
+            rows = slice(top, top + step * noise.shape[0], step)
+            part = band[rows, left : left + step * noise.shape[1] : step]
+            cv2.scaleAdd(part, amplitude, noise, dst=noise)
+        if step > 1:
+            noise = noise.repeat(step, axis=0).repeat(step, axis=1)
         noise = noise[corner[1] % step :, corner[0] % step :][:height, :width]
         plane += noise * strength
 
@@ -85,7 +87,7 @@ def _by_weight() -> Float32Array:
     return np.sqrt(2 / weight - 1).astype(np.float32)
 
 
-@lru_cache(maxsize=2)  # most faces keep their size
+@lru_cache(maxsize=4)  # faces of all sizes of a clip
 def _noise(seed: int, side_px: int) -> list[Float32Array]:
     """Returns independent noise of each band, with standard deviation 1, in squares."""
     random = np.random.default_rng(seed)
@@ -93,7 +95,7 @@ def _noise(seed: int, side_px: int) -> list[Float32Array]:
     for level in range(BANDS):
         white = random.standard_normal((side_px, side_px), np.float32)
         noise = split_bands(white)[level]
-        for _ in range(level):
+        for _ in range(level - 1):
             noise = np.asarray(cv2.pyrUp(noise), np.float32)
         bands.append(noise / noise.std())
     return bands
