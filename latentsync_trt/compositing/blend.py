@@ -53,7 +53,7 @@ class Blend:
     """How the pixels inside are changed."""
     slopes: tuple[float, ...] = ()
     """How much of each band of the source, the finest first, the networks painted where they know
-    the face; 1 = all. Empty where that cannot be measured, as in the first frame of a track.
+    the face; 1 = all. Empty where that was not measured: in most frames of a track it is not.
     """
     kept: tuple[FrameMask, ...] = ()
     """What stays as it is in the frame."""

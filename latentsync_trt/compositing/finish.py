@@ -16,6 +16,11 @@ from latentsync_trt.types import Float32Array, Float64Array
 _HALF_LIFE_S = 1.0
 """After this time, a frame counts half in the running means of a track."""
 
+_FIRST_COMPARISONS = 12
+_SKIPPED_FRAMES = 3
+"""After so many comparisons, only one of a few frames is compared: the means change slowly, and a
+comparison takes longer than all else that a finish needs.
+"""
 _LEAST_POWER = 0.01
 """Power of a band, in levels², below which it says nothing of what was lost."""
 _MOST_GAIN = 3.0
@@ -78,9 +83,15 @@ class TrackDetail:
     upper_face: Float32Array
     """What `known_part` returned of the last frame."""
     newest: Evidence | None = None
-    """Of the last frame and the one before it."""
+    """Of the last frame and the one before it; None where these were not compared."""
     sums: Evidence | None = None
     """Of all frames."""
+    comparisons: int = 0
+    """Frames that were compared with the one before."""
+    skipped: int = 0
+    """Frames since the last one that was."""
+    skipped_s: float = 0.0
+    """How long they lasted."""
 
     def after(
         self, upper_face: Float32Array, following: Float32Array | None, passed_s: float
@@ -90,6 +101,12 @@ class TrackDetail:
         Args:
             following: of the frame after that, with which the first one of a track is compared.
         """
+        passed_s += self.skipped_s
+        if self.comparisons >= _FIRST_COMPARISONS and self.skipped < _SKIPPED_FRAMES:
+            skipped = self.skipped + 1
+            return TrackDetail(
+                upper_face, None, self.sums, self.comparisons, skipped, skipped_s=passed_s
+            )
         if self.upper_face.size or following is None:
             newest = compare_frames(upper_face, self.upper_face)
         else:
@@ -97,7 +114,7 @@ class TrackDetail:
         sums = self.sums or newest
         if self.sums is not None and newest is not None:
             sums = newest.after(self.sums, 0.5 ** (passed_s / _HALF_LIFE_S))
-        return TrackDetail(upper_face, newest, sums)
+        return TrackDetail(upper_face, newest, sums, self.comparisons + 1)
 
 
 def gains_of(evidence: Evidence) -> Float64Array:
