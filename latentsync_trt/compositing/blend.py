@@ -53,7 +53,7 @@ class Blend:
     """How the pixels inside are changed."""
     slopes: tuple[float, ...] = ()
     """How much of each band of the source, the finest first, the networks painted where they know
-    the face; 1 = all. Empty where that was not measured: in most frames of a track it is not.
+    the face; 1 = all. Empty where that was not measured, as in most frames of a track.
     """
     kept: tuple[FrameMask, ...] = ()
     """What stays as it is in the frame."""
@@ -74,7 +74,7 @@ class InspectedFace:
     color: Float32Array | None
     """See `match_color`."""
     upper_face: Float32Array
-    """See `known_part`."""
+    """See `known_part`; empty where nothing is matched."""
 
     @property
     def painted_mesh_in_frame(self) -> Float32Array | None:
@@ -130,7 +130,9 @@ class FaceBlender:
         color = None
         if source_mesh is not None and painted_mesh is not None:
             color = match_color(view, source_mesh, painted_mesh)
-        upper_face = known_part(picture, face, color)
+        upper_face = np.zeros((0, 0, 6), np.float32)
+        if self._matches:
+            upper_face = known_part(picture, face, color)
         return InspectedFace(inverse(view.from_frame), source_mesh, painted_mesh, color, upper_face)
 
     def restart(self) -> None:
