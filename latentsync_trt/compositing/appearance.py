@@ -179,12 +179,9 @@ class Appearance:
         is_far = (face.distance > _FAR) & self._begins
         if self.learned < _FIRST_FRAMES or np.count_nonzero(is_far) < _LEAST_FAR_PX:
             return None
-        reached = (face.distance > self._reached).astype(np.uint8)
-        count, labels = cv2.connectedComponents(reached)
-        is_part = np.bincount(labels[is_far], minlength=count) >= _LEAST_FAR_PX
-        if not is_part.any():
+        seen = _areas_around(is_far, face.distance > self._reached, _LEAST_FAR_PX)
+        if not seen.any():
             return None
-        seen = is_part[labels]
         if self._has_left(face.features, seen):
             self._frames[seen] = 0
             return None
@@ -197,9 +194,7 @@ class Appearance:
         differs = _pooled(face.distance, _LEAST_POOLED) > _LEAST_POOLED
         differs &= self._reached == _NOT_NEAR
         differs |= seen
-        count, labels = cv2.connectedComponents(differs.astype(np.uint8))
-        is_part = np.bincount(labels[seen], minlength=count) > 0
-        is_object = is_part[labels]
+        is_object = _areas_around(seen, differs, 1)
         usual = float(np.median(face.distance[is_object]))
         least = float(np.clip(_POOLED_SHARE * usual, _LEAST_POOLED, _MOST_POOLED))
         return is_object & (_pooled(face.distance, least) > least)
@@ -301,6 +296,13 @@ def remapped(picture: Float32Array, places: Float32Array) -> Float32Array:
     samples = np.empty((*x.shape, *picture.shape[2:]), np.float32)
     cv2.remap(picture, x, y, cv2.INTER_LINEAR, samples, cv2.BORDER_REPLICATE)
     return samples
+
+
+def _areas_around(seen: BoolArray, reached: BoolArray, least_px: int) -> BoolArray:
+    """Returns those connected areas of `reached` of which at least `least_px` were seen."""
+    count, labels = cv2.connectedComponents(reached.astype(np.uint8))
+    is_part = np.bincount(labels[seen], minlength=count) >= least_px
+    return np.asarray(is_part[labels])
 
 
 def _pooled(distance: Float32Array, limit: float) -> Float32Array:

@@ -51,10 +51,6 @@ class Blend:
     """Shapes `(n, 2)` in frame pixels: nothing changes outside their union; none = no limit."""
     finish: Finish = Finish()
     """How the pixels inside are changed."""
-    slopes: tuple[float, ...] = ()
-    """How much of each band of the source, the finest first, the networks painted where they know
-    the face; 1 = all. Empty where that was not measured, as in most frames of a track.
-    """
     kept: tuple[FrameMask, ...] = ()
     """What stays as it is in the frame."""
 
@@ -168,8 +164,7 @@ class FaceBlender:
             gains = gains_of(detail.sums)
             grain = grain_of(detail.sums, gains, self._seed, time_s)
             finish = Finish(mean.color, tuple(gains.tolist()), grain)
-        slopes = () if detail.newest is None else detail.newest.slopes
-        return Blend(self._to_paste(mean), self._to_paste(inspected), finish, slopes)
+        return Blend(self._to_paste(mean), self._to_paste(inspected), finish)
 
     def _to_paste(self, face: InspectedFace) -> tuple[Float32Array, ...]:
         """Returns the shapes to paste, in frame pixels."""

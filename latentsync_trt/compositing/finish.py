@@ -82,8 +82,6 @@ class TrackDetail:
 
     upper_face: Float32Array
     """What `known_part` returned of the last frame."""
-    newest: Evidence | None = None
-    """Of the last frame and the one before it; None where these were not compared."""
     sums: Evidence | None = None
     """Of all frames."""
     comparisons: int = 0
@@ -104,9 +102,7 @@ class TrackDetail:
         passed_s += self.skipped_s
         if self.comparisons >= _FIRST_COMPARISONS and self.skipped < _SKIPPED_FRAMES:
             skipped = self.skipped + 1
-            return TrackDetail(
-                upper_face, None, self.sums, self.comparisons, skipped, skipped_s=passed_s
-            )
+            return TrackDetail(upper_face, self.sums, self.comparisons, skipped, passed_s)
         if self.upper_face.size or following is None:
             newest = compare_frames(upper_face, self.upper_face)
         else:
@@ -114,7 +110,7 @@ class TrackDetail:
         sums = self.sums or newest
         if self.sums is not None and newest is not None:
             sums = newest.after(self.sums, 0.5 ** (passed_s / _HALF_LIFE_S))
-        return TrackDetail(upper_face, newest, sums, self.comparisons + 1)
+        return TrackDetail(upper_face, sums, self.comparisons + 1)
 
 
 def gains_of(evidence: Evidence) -> Float64Array:

@@ -20,12 +20,11 @@ from latentsync_trt.compositing.appearance import (
 )
 from latentsync_trt.compositing.hands import Hand, HandFinder, hand_mask
 from latentsync_trt.compositing.outline import OVAL, drawn
+from latentsync_trt.compositing.steady_cover import LEAST_COVERED_PX, Covered, FaceView, steadied
 from latentsync_trt.face.align import (
     align,
-    composed,
     crop_size_px,
     cut,
-    inverse,
     scaled_matrix,
     transformed,
 )
@@ -39,8 +38,6 @@ _EVIDENCE = 9.0
 """Squared distance from the face's appearance from which on a pixel is taken for something else
 before edges are refined.
 """
-_LEAST_COVERED_PX = 20
-"""Fewer pixels of the painted region, of about 4,000, are nothing."""
 _SURE_PX = 220
 _BROAD_PX = 24.0
 """From so many pixels of the painted region on, in an area of at least this width, something is
@@ -61,29 +58,6 @@ _CUT_SEED = 0
 _LEAST_BESIDE_PX = 10
 """With fewer pixels beside an object, nothing tells its colors from the face's."""
 
-_SAME_LEVELS = 10.0
-"""Levels by which a pixel that shows the same as before differs at most, about."""
-_LEFT_SHARE = 0.4
-_STAYS_SHARE = 0.8
-"""Parts of an object's edge that look as before: with less than the first, the object has moved;
-from the second on, it stays.
-"""
-_MOST_KEPT = 0.85
-_MOST_KEPT_COVERED = 0.98
-"""Parts of the mask of the frame before that are kept where the picture has not changed: what is
-taken for free, and for covered. An object that stays is better known from how it came.
-"""
-_LEAST_EDGE_LEFT = 0.65
-"""Part of the slopes along an object's edge that is left at its place in the frame while it stays:
-0.75 and more in 95 of 100 frames of most composed scenes, whatever the face behind does.
-"""
-_AT_REST_FRAMES = 3
-_MOST_FLIPPED = 0.025
-"""When an object has stayed for so many frames, at most this part of its cover changes from one
-frame to the next, so that it does not flicker.
-"""
-_FLIPPED_NEAR_PX = 4
-"""A head that turns shows what was so close to the painted region: this counts as well."""
 _FREE = 0.1
 """A pixel that is covered by less is learned."""
 _LEARNED_MARGIN_PX = 3
@@ -121,35 +95,6 @@ class FrontMask(FrameMask):
     """Whether that is so much that the face is not to be painted."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
-    """A face in one frame."""
-
-    from_frame: Float64Array
-    """Shape `(2, 3)`: frame pixels → pixels of the view."""
-    pixels: UInt8Array
-    """Shape `(128, 128, 3)`, RGB."""
-    mesh: Float32Array
-    """FaceMesh's points, `(468, 2)` in pixels of the view."""
-    inside: UInt8Array
-    """Shape `(128, 128)`: 255 in the frame, 0 beyond it."""
-    region: UInt8Array
-    """Shape `(128, 128)`: 1 where a mouth is painted, inside the face's outline and the frame,
-    elsewhere 0.
-    """
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Covered:
-    """A view of the frame before, and what was in front of the face there."""
-
-    view: _View
-    cover: Float32Array
-    """Shape `(128, 128)`, 0 to 1."""
-    frames_at_rest: int = 0
-    """Frames for which the object has stayed where it is."""
-
-
 @dataclass(slots=True, eq=False)
 class _FaceMemory:
     """What is remembered of the face of one track."""
@@ -168,7 +113,7 @@ class _FaceMemory:
     hands: tuple[Hand, ...] = ()
     searched_s: Fraction = -_SEARCH_STEP_S
     """When hands were searched for last."""
-    covered: _Covered | None = None
+    covered: Covered | None = None
     """None where nothing was in front in the frame before."""
     is_most: bool = False
     """See `FrontMask`; in the frame before."""
@@ -281,7 +226,7 @@ def _square_from_frame(matrix: Float64Array) -> Float64Array:
 
 def _small_view(
     whole: UInt8Array, from_frame: Float64Array, mesh: Float32Array, shape: tuple[int, ...]
-) -> _View:
+) -> FaceView:
     """Returns a view of `SIDE_PX`; `mesh`: in pixels of a frame of this shape."""
     scale = SIDE_PX / MASK_PX
     to_small = scaled_matrix(from_frame, scale, scale)
@@ -294,10 +239,10 @@ def _small_view(
     outline = drawn([small_mesh[OVAL]], (SIDE_PX, SIDE_PX))
     is_face = np.minimum(outline, inside) >= HALF_LEVEL
     region = (painted_area() & is_face).astype(np.uint8)
-    return _View(to_small, pixels, small_mesh, inside, region)
+    return FaceView(to_small, pixels, small_mesh, inside, region)
 
 
-def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Array | None:
+def _find_cover(track: _FaceMemory, view: FaceView, hands: UInt8Array) -> Float32Array | None:
     """Returns how much of each pixel of a view is covered, `(128, 128)` in [0, 1], or None, if
     nothing is; learns what the face looks like.
     """
@@ -306,7 +251,7 @@ def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Ar
     in_square = replace(in_square, distance=in_square.distance * is_inside)
     coarse = _coarse_cover(track.appearance, in_square, view, hands)
     exact = None if coarse is None else _with_exact_edges(coarse, view)
-    covered = _steadied(exact, view, track.covered)
+    covered = steadied(exact, view, track.covered)
     track.covered = covered
     is_free = is_inside
     if covered is not None:
@@ -318,7 +263,7 @@ def _find_cover(track: _FaceMemory, view: _View, hands: UInt8Array) -> Float32Ar
 
 
 def _coarse_cover(
-    appearance: Appearance, in_square: FaceInSquare, view: _View, hands: UInt8Array
+    appearance: Appearance, in_square: FaceInSquare, view: FaceView, hands: UInt8Array
 ) -> Float32Array | None:
     """Returns where hands are or the face looks different, 1 or 0, before edges are exact; None if
     that is nowhere in the painted region.
@@ -335,7 +280,7 @@ def _coarse_cover(
         outlines, _ = cv2.findContours(seen, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(seen, outlines, -1, 1, cv2.FILLED)
         cover |= seen
-    if np.count_nonzero(cover & view.region) < _LEAST_COVERED_PX:
+    if np.count_nonzero(cover & view.region) < LEAST_COVERED_PX:
         return None
     return cover.astype(np.float32)
 
@@ -348,7 +293,7 @@ def _is_broad(seen: UInt8Array) -> bool:
     return min(size_px) >= _BROAD_PX
 
 
-def _with_exact_edges(coarse: Float32Array, view: _View) -> Float32Array:
+def _with_exact_edges(coarse: Float32Array, view: FaceView) -> Float32Array:
     """Returns a cover whose edges in and near the painted region are those of the picture (GrabCut,
     Rother et al. 2004).
     """
@@ -375,81 +320,8 @@ def _with_exact_edges(coarse: Float32Array, view: _View) -> Float32Array:
     return exact
 
 
-def _steadied(cover: Float32Array | None, view: _View, before: _Covered | None) -> _Covered | None:
-    """Returns a cover that changes little where the picture does not; None if nothing is covered.
-
-    The cover of the frame before is where the object was in the frame.
-    """
-    if before is None:
-        return None if cover is None else _Covered(view, cover)
-    size_px = (SIDE_PX, SIDE_PX)
-    moved = composed(inverse(before.view.from_frame), view.from_frame)
-    earlier = np.asarray(cv2.warpAffine(before.cover, moved, size_px), np.float32)
-    pixels = np.asarray(cv2.warpAffine(before.view.pixels, moved, size_px), np.uint8)
-    change = cv2.absdiff(view.pixels, pixels).max(axis=2)
-    smooth = np.asarray(change, np.float32)
-    cv2.GaussianBlur(smooth, (0, 0), _SOFT_PX, dst=smooth)
-    now = np.zeros_like(earlier) if cover is None else cover
-    kept = np.exp(-((smooth / np.float32(_SAME_LEVELS)) ** 2))
-    kept *= np.where(now < earlier, np.float32(_MOST_KEPT_COVERED), np.float32(_MOST_KEPT))
-    kept *= _stays(earlier, smooth)
-    steady = kept * earlier + (1 - kept) * now
-    frames_at_rest = 0
-    if _edge_left(earlier, pixels, view.pixels) >= _LEAST_EDGE_LEFT:
-        frames_at_rest = before.frames_at_rest + 1
-    if frames_at_rest >= _AT_REST_FRAMES:
-        steady = _slowed(steady, earlier, view.region)
-    if np.count_nonzero(steady >= 0.5) < _LEAST_COVERED_PX:
-        return None
-    return _Covered(view, steady, frames_at_rest)
-
-
-def _slowed(cover: Float32Array, earlier: Float32Array, region: UInt8Array) -> Float32Array:
-    """Returns a cover in which no more pixels have changed sides than may at once: the surest."""
-    was_covered = earlier >= 0.5
-    is_near = cv2.dilate(region, disk(_FLIPPED_NEAR_PX)) > 0
-    flips = ((cover >= 0.5) != was_covered) & is_near
-    most = max(int(_MOST_FLIPPED * np.count_nonzero(was_covered & (region > 0))), 1)
-    if np.count_nonzero(flips) <= most:
-        return cover
-    sureness = np.abs(cover - 0.5)
-    least = np.sort(sureness[flips])[-most]
-    return np.where(flips & (sureness < least), earlier, cover)
-
-
-def _edge_left(cover: Float32Array, before: UInt8Array, now: UInt8Array) -> float:
-    """Returns which part of the slopes along a cover's edge is the same in another picture, 0 to
-    1.
-    """
-    is_covered = (cover >= 0.5).astype(np.uint8)
-    is_edge = cv2.dilate(is_covered, disk(1)) > cv2.erode(is_covered, disk(1))
-    slopes = _slopes(before)[:, is_edge]
-    steepness = np.maximum(np.hypot(*slopes), np.float32(1e-3))
-    along = (slopes * _slopes(now)[:, is_edge]).sum(axis=0) / steepness
-    return float(np.clip(along, 0, steepness).sum() / max(float(steepness.sum()), 1e-3))
-
-
-def _slopes(pixels: UInt8Array) -> Float32Array:
-    """Returns how brightness changes to the right and down, `(2, h, w)`."""
-    bright = cv2.GaussianBlur(pixels.mean(axis=2, dtype=np.float32), (0, 0), 1)
-    return np.stack([cv2.Sobel(bright, cv2.CV_32F, 1, 0), cv2.Sobel(bright, cv2.CV_32F, 0, 1)])
-
-
-def _stays(cover: Float32Array, change: Float32Array) -> float:
-    """Returns how surely an object is where its cover was, 0 to 1: what is covered and what is
-    beside may have the same color, but the edge between them is gone when the object is.
-    """
-    is_covered = (cover >= 0.5).astype(np.uint8)
-    edge = cv2.dilate(is_covered, disk(1)) - cv2.erode(is_covered, disk(1))
-    of_edge = change[edge > 0]
-    if not of_edge.size:
-        return 0.0
-    same_share = np.count_nonzero(of_edge < _SAME_LEVELS) / of_edge.size
-    return float(np.clip((same_share - _LEFT_SHARE) / (_STAYS_SHARE - _LEFT_SHARE), 0, 1))
-
-
 def _front_mask(
-    cover: Float32Array, view: _View, from_frame: Float64Array, *, was_most: bool
+    cover: Float32Array, view: FaceView, from_frame: Float64Array, *, was_most: bool
 ) -> FrontMask:
     """Returns the mask of a cover; `from_frame`: to the mask; `was_most`: in the frame before."""
     large = cv2.resize(cover, (MASK_PX, MASK_PX), interpolation=cv2.INTER_LINEAR)
