@@ -5,8 +5,22 @@ from typing import Literal
 
 Verdict = Literal["follows", "weak", "cannot tell"]
 
+_MOST_NAMED = 3
+"""Times that a verdict names; a report has all."""
 TOO_SHORT = "less than 2 s of a face with speech"
 """Why SyncNet measured nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A time of the output with something to tell of its faces, and what that is."""
+
+    start_s: float
+    end_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.start_s:.1f}–{self.end_s:.1f} s: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,9 @@ class Measures:
     sharpness: float | None = None
     """Of the first painted faces, as a share of the source's."""
     alarm: str = ""
-    """Why the painted faces do not look like the source's, or empty."""
+    """Why the first painted faces do not look like the source's, or empty."""
+    misfits: tuple[Interval, ...] = ()
+    """Times at which a painted face does not fit, and what is wrong, in order."""
     syncnet: tuple[SyncNetMeasure | None, ...] = ()
     """Of each person."""
 
@@ -122,7 +138,17 @@ class Measures:
         for measure in self.lips:
             person = f"person {measure.person}: " if len(self.lips) > 1 else ""
             verdicts.append(f"{person}{measure}")
-        verdict = f"alarm: {self.alarm}" if self.alarm else "; ".join(verdicts)
+        verdict = "; ".join(verdicts)
+        if self.alarm:
+            verdict = f"alarm: {self.alarm}"
+        elif self.misfits:
+            verdict = f"alarm: {self._misfits_in_words()}; {verdict}"
         if verdict and self.from_s:
             return f"{verdict} (measured from {self.from_s:.2f} s on, as resumed)"
         return verdict
+
+    def _misfits_in_words(self) -> str:
+        """Returns the first few times at which a painted face does not fit."""
+        words = ", ".join(str(each) for each in self.misfits[:_MOST_NAMED])
+        left = len(self.misfits) - _MOST_NAMED
+        return f"{words} and {left} more" if left > 0 else words

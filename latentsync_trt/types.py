@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.measures import Measures
+from latentsync_trt.measures import Interval, Measures
 
 UInt8Array = NDArray[np.uint8]
 UInt16Array = NDArray[np.uint16]
@@ -337,15 +337,6 @@ Front = Literal["free", "kept", "covered"]
 """What is in front of the mouths that follow a voice in a frame: nothing; something that stays as
 it is; so much that a face is not painted.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A time of the output with something to tell of its faces, and what that is."""
-
-    start_s: float
-    end_s: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from latentsync_trt.face.choice import Chooser
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import box_area
 from latentsync_trt.face.tracker import FaceTracker, FrameFaces, TrackedDetection
+from latentsync_trt.measures import Interval
 from latentsync_trt.option_fields import FaceChoice, parse_face
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.types import Face, Interval, UInt8Array
+from latentsync_trt.types import Face, UInt8Array
 from tests.clips import frame_at, untouched_in
 from tests.people import filmed, first_person, second_person, together
 

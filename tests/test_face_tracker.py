@@ -14,8 +14,9 @@ from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import is_usable
 from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.measures import Interval
 from latentsync_trt.sync.faces import FaceFinder, FrameJob
-from latentsync_trt.types import Face, Frame, Interval, UInt8Array
+from latentsync_trt.types import Face, Frame, UInt8Array
 from tests.clips import frame_at, untouched_in
 from tests.people import first_person, together
 

@@ -12,8 +12,9 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.measure.page import page_path
 from latentsync_trt.measure.quality import Quality, write_report
+from latentsync_trt.measures import Interval
 from latentsync_trt.option_fields import parse_speakers
-from latentsync_trt.types import Interval, Progress
+from latentsync_trt.types import Progress
 from tests.clips import decoded, write_clip
 from tests.test_quality import add, lips_of, openings, speech
 from tests.test_show import REPORT

@@ -24,7 +24,8 @@ from latentsync_trt.face.geometry import (
 from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.types import Face, Frame, Front, Interval, Picture, SpanSeconds, UInt8Array
+from latentsync_trt.measures import Interval
+from latentsync_trt.types import Face, Frame, Front, Picture, SpanSeconds, UInt8Array
 
 PORTRAIT_PX = 256
 """Side of a portrait."""

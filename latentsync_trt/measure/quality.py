@@ -16,15 +16,16 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measure_lips
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
+from latentsync_trt.measure.paint_check import PaintCheck
+from latentsync_trt.measure.paint_figures import color_change, paint_figures
 from latentsync_trt.measure.syncnet import SyncMeter, curves_of
-from latentsync_trt.measures import Measures
+from latentsync_trt.measures import Interval, Measures
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.types import (
     AlignedFace,
     Face,
     Float32Array,
     Frame,
-    Interval,
     Patch,
     SyncReport,
     UInt8Array,
@@ -55,6 +56,9 @@ class PaintSample:
     """What the frame gets."""
     mesh: Float32Array | None
     """FaceMesh's points of the painted face, `(468, 2)` in pixels of the frame."""
+    track_id: int = 0
+    nose_is_free: bool = True
+    """Whether nothing is in front of the painted part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class Quality:
         people: whose recordings they are, by number; None = of the one whom `--face` chose.
         pictures: whether to keep those of `moments`.
         mismatch: looks at the first painted faces.
+        check: looks at every painted face.
         syncnet: new meters of each recording, if SyncNet is to measure.
     """
 
@@ -121,11 +126,13 @@ class Quality:
         people: Sequence[int] | None = None,
         pictures: bool = False,
         mismatch: ModelMismatchCheck | None = None,
+        check: PaintCheck | None = None,
         syncnet: Sequence[SyncMeter] = (),
     ) -> None:
         self.starts_s = tuple(starts_s)
         self.people: Sequence[int | None] = people or [None] * len(self.starts_s)
         self.mismatch = mismatch
+        self.check = check
         self.syncnet = syncnet
         self._lips = [_LipsOfSpeaker() for _ in starts_s]
         self._pictures = pictures
@@ -148,6 +155,10 @@ class Quality:
             self.syncnet[speaker].add(frame.time_s, after, sample.aligned)
         if self.mismatch is not None:
             self.mismatch.check_painted_face(sample.aligned.image, sample.painted)
+        if self.check is not None:
+            color = color_change(frame.picture, sample.patch)
+            figures = paint_figures(sample.aligned, sample.painted, sample.mesh, color)
+            self.check.add(frame, sample.track_id, figures, nose_is_free=sample.nose_is_free)
         if self._pictures:
             self._keep_moments(frame, gap, sample)
 
@@ -167,7 +178,8 @@ class Quality:
             if curves is not None:
                 lips.append(measure_lips(curves, person))
         syncnet = tuple(meter.result() for meter in self.syncnet)
-        measures = Measures(tuple(lips), from_s, syncnet=syncnet)
+        misfits = () if self.check is None else self.check.times()
+        measures = Measures(tuple(lips), from_s, misfits=misfits, syncnet=syncnet)
         if self.mismatch is None:
             return measures
         fit = self.mismatch.fit

@@ -183,7 +183,17 @@ def _pasted(frame: Frame, paint: InspectedPaint) -> PastedFace:
     face = paint.face
     patch = composite(frame.picture, paint.fitted, paint.blend)
     mesh = paint.inspected.painted_mesh_in_frame
-    return PastedFace(face, PaintSample(face.target.tracked, face.face, face.pixels, patch, mesh))
+    target = face.target
+    sample = PaintSample(
+        target.tracked,
+        face.face,
+        face.pixels,
+        patch,
+        mesh,
+        target.track_id,
+        nose_is_free=not target.kept,
+    )
+    return PastedFace(face, sample)
 
 
 def with_opacity(patch: Patch, opacity: float) -> Patch:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from latentsync_trt.face.people import FaceStats
+from latentsync_trt.measures import Interval
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.parts import ResumeRequest
@@ -18,7 +19,7 @@ from latentsync_trt.sync.pace import Pace
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.timeline import Timeline, soundtrack_of
 from latentsync_trt.sync.turns import Span, joined
-from latentsync_trt.types import Frame, Interval, Patch, Progress, UInt8Array
+from latentsync_trt.types import Frame, Patch, Progress, UInt8Array
 
 _ONE_TIME_S = Fraction(1, 2)
 """Times that are nearer than this are named as one."""

@@ -5,6 +5,7 @@ from time import perf_counter
 
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
+from latentsync_trt.measure.paint_check import PaintCheck
 from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
 from latentsync_trt.sync.pace import Pace
@@ -33,6 +34,7 @@ def quality_of(run: RunContext) -> Quality:
         people=inputs.sound.people,
         pictures=has_page,
         mismatch=mismatch,
+        check=PaintCheck(strict=inputs.options.strict),
         syncnet=meters,
     )
 

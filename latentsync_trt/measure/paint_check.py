@@ -1,0 +1,186 @@
+"""Watches each painted face: an alarm where one does not fit its source, or fits it worse than the
+faces of its track before.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.measure.paint_figures import PaintFigures
+from latentsync_trt.measures import Interval
+from latentsync_trt.types import Frame
+
+Fault = Literal["smeared", "blurred", "color off", "jumps", "partly outside its mask"]
+
+_LEAST_LIKENESS = 0.5
+_LEAST_SHARPNESS = 0.4
+_MOST_COLOR = 9.0
+_LEAST_LIPS_IN_MASK = 0.9
+"""A face beyond these does not fit, whatever those before were."""
+
+_LIKENESS_DROP = 0.1
+_SHARPNESS_DROP = 0.12
+_NOSE_LIKENESS_DROP = 0.25
+_NOSE_SHARPNESS_DROP = 0.3
+_JUMP_PX = 0.6
+_COLOR_CHANGE = 4.0
+"""A face that is worse by more than what is usual in its track does not fit, unless that varies."""
+_DEVIATIONS = 5.0
+"""A face may be worse by so many mean deviations from what is usual, where that is more."""
+
+_LEARNED_FACES = 12
+"""Faces of a track after which it is known what is usual."""
+_NEW_WEIGHT = 0.02
+"""Weight of each face in what is usual: the last two seconds count most."""
+_MISFIT_WEIGHT = 0.003
+"""That of a face that does not fit."""
+_PLACE_WEIGHT = 0.1
+"""Weight of each face in the running mean of the place, from which a face jumps."""
+
+_GAP_S = 0.12
+"""Times of a fault that are so close to each other are one."""
+_LEAST_S = 0.2
+"""A shorter fault is not told: a blink, a flash, or a head that moved fast."""
+
+
+@dataclass(slots=True)
+class _Usual:
+    """What is usual of a figure in a track; higher figures are better."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+    """The mean distance from the mean."""
+    faces: int = 0
+
+    def is_worse(self, figure: float, least: float) -> bool:
+        """Returns whether a figure is below the mean by more than `least`, and than it varies."""
+        allowed = max(least, _DEVIATIONS * self.deviation)
+        return self.faces >= _LEARNED_FACES and self.mean - figure > allowed
+
+    def add(self, figure: float) -> None:
+        """Adds the figure of a face that fits."""
+        self.faces += 1
+        if self.faces == 1:
+            self.mean = figure
+        weight = max(1 / self.faces, _NEW_WEIGHT)
+        self.deviation += weight * (abs(figure - self.mean) - self.deviation)
+        self.mean += weight * (figure - self.mean)
+
+    def approach(self, figure: float) -> None:
+        """Moves the mean a little toward the figure of a face that does not fit: what lasts, as a
+        new light, is usual at last.
+        """
+        self.mean += _MISFIT_WEIGHT * (figure - self.mean)
+
+
+class _TrackCheck:
+    """Compares the faces of a track with those before."""
+
+    def __init__(self) -> None:
+        self._forehead_likeness = _Usual()
+        self._forehead_sharpness = _Usual()
+        self._nose_likeness = _Usual()
+        self._nose_sharpness = _Usual()
+        self._steadiness = _Usual()
+        self._color_match = _Usual()
+        self._place_px: complex | None = None
+        self._color: complex | None = None
+
+    def faults(self, figures: PaintFigures, *, nose_is_free: bool) -> set[Fault]:
+        """Returns what is wrong with the next face; `nose_is_free`: nothing is in front of it."""
+        faults = set(_beyond_limits(figures))
+        if self._place_px is None or self._color is None:
+            self._place_px = figures.shift_px
+            self._color = figures.color
+        jump_px = abs(figures.shift_px - self._place_px)
+        change = abs(figures.color - self._color)
+        checks: list[tuple[Fault, _Usual, float, float]] = [
+            ("smeared", self._forehead_likeness, figures.forehead.likeness, _LIKENESS_DROP),
+            ("blurred", self._forehead_sharpness, figures.forehead.sharpness, _SHARPNESS_DROP),
+            ("jumps", self._steadiness, -jump_px, _JUMP_PX),
+            ("color off", self._color_match, -change, _COLOR_CHANGE),
+        ]
+        if nose_is_free:
+            nose = figures.nose
+            checks += [
+                ("smeared", self._nose_likeness, nose.likeness, _NOSE_LIKENESS_DROP),
+                ("blurred", self._nose_sharpness, nose.sharpness, _NOSE_SHARPNESS_DROP),
+            ]
+        for fault, usual, figure, least in checks:
+            if usual.is_worse(figure, least):
+                faults.add(fault)
+        for _, usual, figure, _ in checks:
+            if faults:
+                usual.approach(figure)
+            else:
+                usual.add(figure)
+        self._place_px += _PLACE_WEIGHT * (figures.shift_px - self._place_px)
+        color_weight = _MISFIT_WEIGHT if faults else _NEW_WEIGHT
+        self._color += color_weight * (figures.color - self._color)
+        return faults
+
+
+def _beyond_limits(figures: PaintFigures) -> Iterator[Fault]:
+    if figures.forehead.likeness < _LEAST_LIKENESS:
+        yield "smeared"
+    if figures.forehead.sharpness < _LEAST_SHARPNESS:
+        yield "blurred"
+    if abs(figures.color) > _MOST_COLOR:
+        yield "color off"
+    if figures.lips_in_mask < _LEAST_LIPS_IN_MASK:
+        yield "partly outside its mask"
+
+
+class PaintCheck:
+    """Finds the times at which painted faces do not fit.
+
+    Args:
+        strict: raise `InputError` at the first one.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._tracks: dict[int, _TrackCheck] = {}
+        self._times: dict[Fault, list[Interval]] = {}
+
+    def add(
+        self, frame: Frame, track_id: int, figures: PaintFigures, *, nose_is_free: bool
+    ) -> None:
+        """Adds a painted face; frames in order. `nose_is_free`: nothing is in front of it."""
+        track = self._tracks.setdefault(track_id, _TrackCheck())
+        for fault in track.faults(figures, nose_is_free=nose_is_free):
+            time = self._extended(frame, fault)
+            if self._strict and _lasts(time):
+                raise InputError(f"the painted face does not fit: {time} (--strict)", usage=False)
+
+    def _extended(self, frame: Frame, fault: Fault) -> Interval:
+        """Returns the time of a fault that reaches to this frame."""
+        times = self._times.setdefault(fault, [])
+        start_s = float(frame.time_s)
+        if times and start_s - times[-1].end_s <= _GAP_S:
+            start_s = times.pop().start_s
+        elif times and not _lasts(times[-1]):
+            times.pop()
+        times.append(Interval(start_s, float(frame.time_s + frame.duration_s), fault))
+        return times[-1]
+
+    def times(self) -> tuple[Interval, ...]:
+        """Returns the times at which a face does not fit, in order and apart, each with all that is
+        wrong.
+        """
+        every = [time for times in self._times.values() for time in times if _lasts(time)]
+        apart: list[Interval] = []
+        for time in sorted(every, key=lambda each: each.start_s):
+            if not apart or time.start_s > apart[-1].end_s:
+                apart.append(time)
+                continue
+            last = apart.pop()
+            reasons = dict.fromkeys([*last.reason.split(", "), time.reason])
+            end_s = max(last.end_s, time.end_s)
+            apart.append(Interval(last.start_s, end_s, ", ".join(reasons)))
+        return tuple(apart)
+
+
+def _lasts(time: Interval) -> bool:
+    return time.end_s - time.start_s >= _LEAST_S
