@@ -197,9 +197,8 @@ class SyncOptions:
     )
     strict: bool = option(
         False,
-        "Stop where the painted mouth does not look like the "
-        "face, or the built-in model meets another face than the "
-        "demo's, instead of saying so and going on.",
+        "Stop where a painted face does not fit its source, or the built-in model meets another "
+        "face than the demo's, instead of saying so and going on.",
         group=QUALITY,
     )
     fps: Fps = option("source", "Frame rate: the video's own, or 25, as in training.", group=TIME)

@@ -53,7 +53,9 @@ def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(
     list(found.listen(0, speech(openings(250))))
     for index in range(250):
         add(found, index, lips_of(Fraction(index, 25)))
-    changes = {"quality": replace(found.result(), alarm="the mouth is a smear")}
+    misfits = (Interval(3.2, 4.14, "jumps"),)
+    quality = replace(found.result(), alarm="the mouth is a smear", misfits=misfits)
+    changes = {"quality": quality}
     untouched = (Interval(1.0, 1.5, "no face"),)
     page = written(
         tmp_path / "r.html", found, SyncOptions(preset="fast"), untouched=untouched, **changes
@@ -65,6 +67,7 @@ def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(
     assert lips is not None
     assert page.text.index("the mouth is a smear") < lips.start()
     assert "1.001.50no face" in page.text
+    assert "3.204.14jumps" in page.text
     assert "--preset fast" in page.text
     assert {value[:15] for value in page.loaded if not value.startswith("#")} == {"data:image/jpeg"}
     assert not set(page.tags) & {"script", "link", "iframe"}

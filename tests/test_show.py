@@ -15,7 +15,7 @@ from latentsync_trt.cli.show import (
     show_progress,
     show_report,
 )
-from latentsync_trt.measures import LipMeasure, Measures
+from latentsync_trt.measures import Interval, LipMeasure, Measures
 from latentsync_trt.types import Progress, StageTime, SyncReport
 
 TIMES = {
@@ -67,6 +67,10 @@ def test_the_summary_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> 
 def test_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     for measures, verdict in (
         (Measures((LIPS,), alarm="a smear"), "alarm: a smear"),
+        (
+            Measures((LIPS,), misfits=(Interval(3.24, 4.1, "smeared"),)),
+            "alarm: 3.2–4.1 s: smeared; lips follow the speech",
+        ),
         (Measures((replace(LIPS, late_ms=-200),)), "lips follow the speech, 200 ms early"),
         (
             Measures((LIPS, LipMeasure(1, 20, "cannot tell"))),

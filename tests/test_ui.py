@@ -20,7 +20,7 @@ import pytest
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.find import demo_folder
-from latentsync_trt.measures import LipMeasure, Measures
+from latentsync_trt.measures import Interval, LipMeasure, Measures
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.folders import FULL
 from latentsync_trt.serve.service import Service
@@ -443,11 +443,13 @@ def test_the_verdict_is_shown(
 ) -> None:
     opened = Opened(plain, "verdicts")
     browser = dict(plain.cookies).popitem()[1]
-    for alarm, said in (
-        ("", "Lips follow the speech, 80 ms late"),
-        ("another face", "Alarm: another face"),
+    lips = (LipMeasure(0, 50, "follows", late_ms=80),)
+    misfits = (Interval(3.2, 4.1, "smeared"),)
+    for measures, said in (
+        (Measures(lips), "Lips follow the speech, 80 ms late"),
+        (Measures(lips, alarm="another face"), "Alarm: another face"),
+        (Measures(lips, misfits=misfits), "Alarm: 3.2–4.1 s: smeared; lips follow"),
     ):
-        measures = Measures((LipMeasure(0, 50, "follows", late_ms=80),), alarm=alarm)
         worker.quality = json.loads(json.dumps(asdict(measures)))
         opened.of("history")["value"] = None
         submitted(service, clip, browser)

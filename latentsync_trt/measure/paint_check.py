@@ -36,7 +36,7 @@ _NEW_WEIGHT = 0.02
 _MISFIT_WEIGHT = 0.003
 """That of a face that does not fit."""
 _PLACE_WEIGHT = 0.1
-"""Weight of each face in the running mean of the place, from which a face jumps."""
+"""Weight of a face that fits in the running mean of the place, from which others jump."""
 
 _GAP_S = 0.12
 """Times of a fault that are so close to each other are one."""
@@ -115,7 +115,8 @@ class _TrackCheck:
                 usual.approach(figure)
             else:
                 usual.add(figure)
-        self._place_px += _PLACE_WEIGHT * (figures.shift_px - self._place_px)
+        place_weight = _NEW_WEIGHT if faults else _PLACE_WEIGHT
+        self._place_px += place_weight * (figures.shift_px - self._place_px)
         color_weight = _MISFIT_WEIGHT if faults else _NEW_WEIGHT
         self._color += color_weight * (figures.color - self._color)
         return faults
@@ -136,11 +137,13 @@ class PaintCheck:
     """Finds the times at which painted faces do not fit.
 
     Args:
-        strict: raise `InputError` at the first one.
+        strict: raise `InputError` at the first one; not for the first faces of a run, whose fault
+            `ModelMismatchCheck` explains.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
+        self._faces = 0
         self._tracks: dict[int, _TrackCheck] = {}
         self._times: dict[Fault, list[Interval]] = {}
 
@@ -148,10 +151,11 @@ class PaintCheck:
         self, frame: Frame, track_id: int, figures: PaintFigures, *, nose_is_free: bool
     ) -> None:
         """Adds a painted face; frames in order. `nose_is_free`: nothing is in front of it."""
+        self._faces += 1
         track = self._tracks.setdefault(track_id, _TrackCheck())
         for fault in track.faults(figures, nose_is_free=nose_is_free):
             time = self._extended(frame, fault)
-            if self._strict and _lasts(time):
+            if self._strict and self._faces > _LEARNED_FACES and _lasts(time):
                 raise InputError(f"the painted face does not fit: {time} (--strict)", usage=False)
 
     def _extended(self, frame: Frame, fault: Fault) -> Interval:

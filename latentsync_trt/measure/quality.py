@@ -229,6 +229,7 @@ def write_report(
     """
     names = ["Face" if person is None else f"Person {person}" for person in quality.people]
     syncnet = report.quality.syncnet if report.quality else ()
+    misfits = report.quality.misfits if report.quality else ()
     try:
         write_page(
             path,
@@ -240,6 +241,7 @@ def write_report(
             moments=[(moment.pictures, moment.caption) for moment in quality.moments()],
             lips=list(_lips_figures(names, quality)),
             syncnet=curves_of(dict(zip(names, syncnet, strict=False))),
+            misfits=_rows_of_page(misfits),
             untouched=_rows_of_page(report.untouched),
             in_front=_rows_of_page(report.in_front),
             facts=_facts(report, options).items(),

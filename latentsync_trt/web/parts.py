@@ -179,7 +179,7 @@ def verdict(job: JobStatus) -> dict[str, str]:
     text = str(measures)
     verdicts = {lips.verdict for lips in measures.lips}
     look = "follows"
-    if measures.alarm or "weak" in verdicts:
+    if measures.alarm or measures.misfits or "weak" in verdicts:
         look = "doubt"
     elif "cannot tell" in verdicts:
         look = "open"

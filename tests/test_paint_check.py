@@ -1,0 +1,177 @@
+"""Each painted face is compared with its source, and with those before."""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import cv2
+import numpy as np
+import pytest
+
+from latentsync_trt.compositing.outline import LIPS
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.align import crop_size_px
+from latentsync_trt.measure.paint_check import PaintCheck
+from latentsync_trt.measure.paint_figures import PaintFigures, color_change, paint_figures
+from latentsync_trt.measures import Interval, LipMeasure, Measures
+from latentsync_trt.media.demo_clip import portrait
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, UInt8Array
+
+SIDE_PX = 128
+FPS = 25
+FACE = cv2.resize(portrait()[45:215, 140:310], (SIDE_PX, SIDE_PX), interpolation=cv2.INTER_AREA)
+SIZE_PX = crop_size_px(SIDE_PX)
+FRAME = cv2.resize(FACE, SIZE_PX)
+MOUTH = (0.5 * SIZE_PX[0], 0.7 * SIZE_PX[1])
+NO_CHANGE = 0j
+
+Change = Callable[[UInt8Array], UInt8Array]
+
+
+def softer(sigma: float) -> Change:
+    return lambda face: np.asarray(cv2.GaussianBlur(face, (0, 0), sigma), np.uint8)
+
+
+BLURRED = softer(0.4)
+
+
+def to_the_right(distance_px: float) -> Change:
+    matrix = np.array([[1, 0, distance_px], [0, 1, 0]], np.float32)
+    return lambda face: np.asarray(
+        cv2.warpAffine(face, matrix, (SIDE_PX, SIDE_PX), borderMode=cv2.BORDER_REPLICATE), np.uint8
+    )
+
+
+def left_half_gray(face: UInt8Array) -> UInt8Array:
+    result = face.copy()
+    result[:, : SIDE_PX // 2] = 127
+    return result
+
+
+def with_open_mouth(face: UInt8Array) -> UInt8Array:
+    result = face.copy()
+    cv2.ellipse(result, (64, 90), (14, 10), 0, 0, 360, (50, 20, 20), -1)
+    return result
+
+
+def mesh(center: tuple[float, float] = MOUTH) -> Float32Array:
+    points = np.zeros((468, 2), np.float32)
+    angles = np.linspace(0, 2 * np.pi, len(LIPS), endpoint=False)
+    points[LIPS] = np.array(center) + 8 * np.column_stack([np.cos(angles), np.sin(angles)])
+    return points
+
+
+def figures(
+    change: Change = BLURRED, *, number: int = 0, lips: tuple[float, float] = MOUTH
+) -> PaintFigures:
+    """Those of the portrait with some noise, painted with a change."""
+    random = np.random.default_rng(number)
+    source = np.clip(FACE + random.normal(0, 2, FACE.shape), 0, 255).astype(np.uint8)
+    aligned = AlignedFace(source, np.eye(2, 3), SIZE_PX)
+    painted = change(source).astype(np.uint16) * 257
+    return paint_figures(aligned, painted, mesh(lips), NO_CHANGE)
+
+
+def watched(check: PaintCheck, faces: int, faults: dict[range, PaintFigures]) -> list[Interval]:
+    """Adds as many faces; in the ranges, those with faults."""
+    for index in range(faces):
+        face = figures(number=index)
+        for indices, faulty in faults.items():
+            if index in indices:
+                face = faulty
+        time_s = Fraction(index, FPS)
+        frame = Frame(index, time_s, Fraction(1, FPS), time_s, FRAME, None)
+        check.add(frame, 0, face, nose_is_free=True)
+    return list(check.times())
+
+
+def test_figures_of_what_was_painted() -> None:
+    alike = figures(lambda face: face)
+    assert alike.forehead.likeness == pytest.approx(1, abs=0.01)
+    assert alike.forehead.sharpness == pytest.approx(1)
+    assert alike.lips_in_mask == 1
+    blurred = figures(softer(2))
+    assert blurred.forehead.sharpness < 0.6
+    assert blurred.forehead.likeness > 0.9
+    frame_px = SIZE_PX[0] / SIDE_PX
+    assert figures(to_the_right(0.7)).shift_px == pytest.approx(0.7 * frame_px, abs=0.1)
+    opened = figures(with_open_mouth)
+    assert opened.nose.likeness > 0.9
+    assert figures(lips=(MOUTH[0] + 60, MOUTH[1])).lips_in_mask < 0.8
+
+
+@pytest.mark.parametrize(
+    ("change", "lips", "reason"),
+    [
+        (softer(1.5), MOUTH, "blurred"),
+        (to_the_right(2), MOUTH, "jumps"),
+        (left_half_gray, MOUTH, "smeared"),
+        (lambda face: face, (MOUTH[0] + 60, MOUTH[1]), "partly outside its mask"),
+    ],
+)
+def test_half_a_second_that_does_not_fit(
+    change: Change, lips: tuple[float, float], reason: str
+) -> None:
+    times = watched(PaintCheck(), 60, {range(30, 43): figures(change, lips=lips)})
+    assert [(each.start_s, reason in each.reason) for each in times] == [(1.2, True)]
+    assert times[0].end_s == pytest.approx(1.72, abs=0.09)
+
+
+def test_what_is_no_fault() -> None:
+    assert watched(PaintCheck(), 60, {}) == []
+    assert watched(PaintCheck(), 60, {range(30, 60): figures(with_open_mouth)}) == []
+    assert watched(PaintCheck(), 60, {range(30, 33): figures(softer(3))}) == []
+    # What a track begins with is usual there.
+    assert watched(PaintCheck(), 60, {range(60): figures(softer(1))}) == []
+
+
+def test_something_in_front_of_the_nose_is_no_fault() -> None:
+    def hand(face: UInt8Array) -> UInt8Array:
+        result = face.copy()
+        result[62:] = 150
+        return result
+
+    for is_free, count in ((True, 1), (False, 0)):
+        check = PaintCheck()
+        watched(check, 30, {})
+        for index in range(30, 45):
+            time_s = Fraction(index, FPS)
+            frame = Frame(index, time_s, Fraction(1, FPS), time_s, FRAME, None)
+            check.add(frame, 0, figures(hand), nose_is_free=is_free)
+        assert len(check.times()) == count
+
+
+def test_what_lasts_is_usual_at_last() -> None:
+    (time,) = watched(PaintCheck(), 700, {range(30, 700): figures(softer(1))})
+    assert 2 < time.end_s < 20
+
+
+def test_what_is_wrong_at_once_is_told_together() -> None:
+    faults = {range(30, 43): figures(softer(2)), range(44, 60): figures(left_half_gray)}
+    (time,) = watched(PaintCheck(), 70, faults)
+    assert set(time.reason.split(", ")) >= {"blurred", "smeared"}
+
+
+def test_strict_stops_at_the_first_time() -> None:
+    with pytest.raises(InputError, match=r"1\.2–1\.4 s: blurred \(--strict\)"):
+        watched(PaintCheck(strict=True), 60, {range(30, 43): figures(softer(2))})
+
+
+def test_color_where_a_patch_shows() -> None:
+    weight = np.zeros((20, 30), np.float32)
+    rgb = np.full((20, 30, 3), 120 * 257, np.uint16)
+    rgb[:, :10] = 0
+    picture = np.full((50, 60, 3), 120, np.uint8)
+    assert color_change(picture, Patch(5, 8, rgb, weight)) == 0
+    weight[:, 10:] = 1
+    assert abs(color_change(picture, Patch(5, 8, rgb, weight))) < 0.01
+    rgb[:, 10:, 0] += 20 * 257
+    red = color_change(picture, Patch(5, 8, rgb, weight))
+    assert red.real > 4
+
+
+def test_a_verdict_names_the_first_times() -> None:
+    lips = (LipMeasure(None, 50, "follows"),)
+    times = tuple(Interval(each, each + 0.94, "smeared") for each in (3.2, 5.0, 7.0, 9.0))
+    text = str(Measures(lips, misfits=times))
+    assert text.startswith("alarm: 3.2–4.1 s: smeared, 5.0–5.9 s: smeared, 7.0–7.9 s: smeared and")
+    assert text.endswith("and 1 more; lips follow the speech")
