@@ -19,15 +19,15 @@ _SIDE_PX = 128
 _FOREHEAD_ROWS = slice(8, 43)
 _LEFT_HALF = slice(32, 64)
 _RIGHT_HALF = slice(64, 96)
-_NOSE_ROWS = slice(64, 79)
-_NOSE_COLUMNS = slice(23, 105)
+_LOWER_NOSE_ROWS = slice(64, 79)
+_LOWER_NOSE_COLUMNS = slice(23, 105)
 """Parts of a face: both halves of the forehead; nose and cheeks below the part that is kept."""
 
 _SIGMAS_PX = (1, 2, 4)
 """Detail lies between pictures that are so much blurred: sharpness shows in the finer band,
 likeness in the coarser one, which noise hardly reaches.
 """
-_LEAST_DETAIL = 0.3
+_FLAT_DETAIL = 0.3
 """Standard deviation, in levels, that counts as none: flat parts are as sharp as their source."""
 _RIDGE = 1.0
 """Keeps a shift finite where nothing shows it."""
@@ -75,14 +75,14 @@ def paint_figures(
             it finds none.
         color: what `color_change` returned.
     """
-    source = _split(face.image.astype(np.float32))
-    copy = _split(painted * np.float32(1 / 257))
+    source = _two_bands(face.image.astype(np.float32))
+    copy = _two_bands(painted * np.float32(1 / 257))
     left = _fit(source, copy, _FOREHEAD_ROWS, _LEFT_HALF)
     right = _fit(source, copy, _FOREHEAD_ROWS, _RIGHT_HALF)
     frame_px = steps(inverse(face.matrix))[0] * face.crop_size_px[0] / _SIDE_PX
     return PaintFigures(
         PartFit(min(left.likeness, right.likeness), min(left.sharpness, right.sharpness)),
-        _fit(source, copy, _NOSE_ROWS, _NOSE_COLUMNS),
+        _fit(source, copy, _LOWER_NOSE_ROWS, _LOWER_NOSE_COLUMNS),
         frame_px * _forehead_shift(source.both, copy.both),
         color,
         _lips_in_mask(face, mesh),
@@ -101,7 +101,7 @@ class _Detail:
         return self.fine + self.coarse
 
 
-def _split(levels: Float32Array) -> _Detail:
+def _two_bands(levels: Float32Array) -> _Detail:
     """Returns the detail of a face, RGB levels `(H, H, 3)` in [0, 255]."""
     size_px = (_SIDE_PX, _SIDE_PX)
     small = cv2.resize(levels, size_px, interpolation=cv2.INTER_AREA)
@@ -117,7 +117,7 @@ def _fit(source: _Detail, copy: _Detail, rows: slice, columns: slice) -> PartFit
     likeness = float((old * new).sum()) / (power**0.5 + _RIDGE)
     source_detail = float(source.fine[rows, columns].std())
     detail = float(copy.fine[rows, columns].std())
-    return PartFit(likeness, (detail + _LEAST_DETAIL) / (source_detail + _LEAST_DETAIL))
+    return PartFit(likeness, (detail + _FLAT_DETAIL) / (source_detail + _FLAT_DETAIL))
 
 
 def _forehead_shift(source: Float32Array, copy: Float32Array) -> complex:
@@ -148,13 +148,13 @@ def color_change(picture: Picture, patch: Patch) -> complex:
     rows = slice(patch.y_px, patch.y_px + height)
     columns = slice(patch.x_px, patch.x_px + width)
     below = np.asarray(picture[rows, columns])[::step, ::step]
-    old = _lab_of(below.astype(np.float32) / np.float32(255))
-    new = _lab_of(patch.rgb[::step, ::step].astype(np.float32) / np.float32(65535))
+    old = _lab_pixels(below.astype(np.float32) / np.float32(255))
+    new = _lab_pixels(patch.rgb[::step, ::step].astype(np.float32) / np.float32(65535))
     _, a, b = ((weight * (new - old)).sum(axis=(0, 1)) / total).tolist()
     return complex(a, b)
 
 
-def _lab_of(rgb: Float32Array) -> Float32Array:
+def _lab_pixels(rgb: Float32Array) -> Float32Array:
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(rgb), cv2.COLOR_RGB2LAB), np.float32)
 
 
