@@ -90,6 +90,19 @@ def test_speech_changes_the_mouth_alone(lip_sync: LipSync, opened: LiveSession) 
     assert np.any(different, axis=0).mean() < 0.2
 
 
+def test_a_mouth_does_not_show_where_the_head_is_turned_away(
+    lip_sync: LipSync, opened: LiveSession
+) -> None:
+    ahead = opened.loop
+    loop = replace(ahead, faces=tuple(replace(face, opacity=0.0) for face in ahead.faces))
+    with stream(lip_sync, loop) as session:
+        say(session, 0.2)
+        frames = take(session, 8)
+        assert session.counts.painted
+    for place, frame in enumerate(frames):
+        assert np.array_equal(frame.planes.y, loop.planes[loop.index(place)].y)
+
+
 def test_sessions_do_not_mix(lip_sync: LipSync, opened: LiveSession) -> None:
     with stream(lip_sync, opened.loop) as one, stream(lip_sync, opened.loop) as other:
         for seed, session in enumerate((one, other)):

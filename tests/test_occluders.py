@@ -192,7 +192,11 @@ def test_a_time_is_untouched_only_if_all_mouths_are_covered(
         assert len(job.targets) == (0 if both else 1)
         is_chosen = bool(job.chosen)
         stats.add(
-            job.frame, job.seen, has_face=is_chosen, front=job.front, is_covered=job.is_covered
+            job.frame,
+            job.seen,
+            has_face=is_chosen,
+            front=job.front,
+            why_unpainted=job.why_unpainted,
         )
     assert [each.reason for each in stats.in_front] == ["covered"]
     assert [each.reason for each in stats.untouched] == (["mouth covered"] if both else [])

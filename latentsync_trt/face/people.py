@@ -229,14 +229,14 @@ class FaceStats:
         *,
         has_face: bool,
         front: Front = "free",
-        is_covered: bool = False,
+        why_unpainted: str = "",
     ) -> None:
         """Adds the next frame.
 
         Args:
             seen: None where no face was searched.
             has_face: whether one was chosen.
-            is_covered: whether most of each mouth that was chosen is behind something.
+            why_unpainted: why none of those that were chosen shows painted; empty if one does.
         """
         self.frames += 1
         self.frames_with_face += has_face
@@ -250,8 +250,8 @@ class FaceStats:
             _extend(self.in_front, frame, front)
         if not has_face:
             _extend(self.untouched, frame, "other faces" if seen.faces else seen.why_none)
-        elif is_covered:
-            _extend(self.untouched, frame, "mouth covered")
+        elif why_unpainted:
+            _extend(self.untouched, frame, why_unpainted)
 
     def turned_notice(self, video: Path) -> str | None:
         """Returns what to say about a `video` that seems to lie on its side, although a tilted head

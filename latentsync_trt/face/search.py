@@ -33,6 +33,8 @@ _MOST_TURNED_ASIDE = 0.5
 
 ON_ITS_SIDE = "on its side"
 """Why a frame has no face to use that shows one on its side or upside down."""
+TURNED_AWAY = "turned away"
+"""Why a frame has no painted face that shows one nearly in profile."""
 
 
 @runtime_checkable
@@ -137,7 +139,7 @@ class FaceSearch:
         elif faces:
             self.why_none = "too small"
         elif any(turned_aside(face.points) > _MOST_TURNED_ASIDE for face in tracked):
-            self.why_none = "turned away"
+            self.why_none = TURNED_AWAY
         else:
             self.why_none = "no face"
 

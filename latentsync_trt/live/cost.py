@@ -6,11 +6,15 @@ from time import perf_counter
 
 import numpy as np
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.live.frame import FRAME_S
+from latentsync_trt.live.idle import IdleLoop
 from latentsync_trt.live.painted_ahead import WindowCanceled
 from latentsync_trt.live.painter import SessionPainter
 from latentsync_trt.live.planner import PlannedFrame
 from latentsync_trt.live.speech_queue import silent_frame
+from latentsync_trt.media.pictures import picture_info
+from latentsync_trt.types import ColorTags, YuvPlanes
 
 LEAST_MEASURE_S = 2.0
 """Windows are measured for so long at most, or for five times the time in which their frames are
@@ -37,6 +41,17 @@ class WindowCost:
         least = "at least " if self.is_limit else ""
         shown_s = float(hop * FRAME_S)
         return f"a window of {hop} frames takes {least}{self.busy_s:.2f} s of {shown_s:.2f} s"
+
+
+def blank_loop(side_px: int) -> IdleLoop:
+    """Returns a picture without a face, whose windows take as long to paint as those of a clip;
+    `side_px`: of a face.
+    """
+    side = side_px // PIXELS_PER_LATENT
+    plane = np.zeros((2, 2), np.uint8)
+    planes = YuvPlanes(plane, plane, plane, ColorTags())
+    conditioning = np.zeros((1, 9, side, side), np.float32)
+    return IdleLoop(picture_info(2, 2, rgb=False), (planes,), (), conditioning)
 
 
 def measure_s(hop: int) -> float:

@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.live.options import LiveOptions
-from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.option_fields import parse_face
 from latentsync_trt.sync.faces import FaceFinder, FrameJobs
 from latentsync_trt.sync.fronts import with_fronts
 from latentsync_trt.sync.threads import prefetch
+from latentsync_trt.sync.turned import with_turns
 from latentsync_trt.types import (
     AlignedFace,
-    ColorTags,
     Face,
     Float32Array,
     Frame,
@@ -52,6 +50,8 @@ class IdleFace:
     """The face, cut out."""
     kept: tuple[FrameMask, ...]
     """What is in front of it, and stays as it is."""
+    opacity: float
+    """How much of a painted face shows at most, in [0, 1]: less where the head turns aside."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,17 +75,6 @@ class IdleLoop:
         return min(place, 2 * last - place)
 
 
-def blank_loop(side_px: int) -> IdleLoop:
-    """Returns a picture without a face, whose windows take as long to paint as those of a clip;
-    `side_px`: of a face.
-    """
-    side = side_px // PIXELS_PER_LATENT
-    plane = np.zeros((2, 2), np.uint8)
-    planes = YuvPlanes(plane, plane, plane, ColorTags())
-    conditioning = np.zeros((1, 9, side, side), np.float32)
-    return IdleLoop(picture_info(2, 2, rgb=False), (planes,), (), conditioning)
-
-
 def load_idle(
     video: Path, options: LiveOptions, detector: MediaPipeDetector, inpainter: "Inpainter"
 ) -> IdleLoop:
@@ -106,7 +95,8 @@ def load_idle(
     read = read_frames(video, Playback(Fraction(MODEL_FPS)))
     chosen = finder.choose(prefetch(cast(Generator[Frame, None, None], read), name="decode"))
     seen = with_fronts(chosen, options.occluders, detector, info.sample_aspect_ratio)
-    frames = _frames_with_face(video, options, finder.cut_out(finder.place(seen)))
+    turned = with_turns(finder.place(seen), leaves_out=False)
+    frames = _frames_with_face(video, options, finder.cut_out(turned))
     planes, faces = zip(*frames, strict=True)
     conditioning = _conditioning([face.face.image for face in faces], inpainter)
     return IdleLoop(info, planes, faces, conditioning)
@@ -138,7 +128,8 @@ def _frames_with_face(
                 where += ", or choose the face with --face"
                 raise NoFaceError(f"{video}: another shot or face begins {where}")
             track_id = target.track_id
-            face = IdleFace(target.tracked, cast(AlignedFace, target.face), target.kept)
+            aligned = cast(AlignedFace, target.face)
+            face = IdleFace(target.tracked, aligned, target.kept, target.opacity)
             picture = cast(YuvPlanes, job.frame.planes)  # of files they are never None
             size_bytes += 2 * face.face.image.nbytes + sum(each.levels.nbytes for each in face.kept)
             if picture is not before:

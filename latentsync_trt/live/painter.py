@@ -92,6 +92,9 @@ class SessionPainter:
         return composite(picture, fitted, replace(blend, kept=face.kept))
 
     def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
-        """Returns the frame with its patch, of which so much shows."""
-        planes = self.loop.planes[self.loop.index(position)]
-        return apply_patch(planes, with_opacity(patch, opacity))
+        """Returns the frame with its patch, of which so much shows, or less where the head turns
+        aside.
+        """
+        index = self.loop.index(position)
+        opacity *= self.loop.faces[index].opacity
+        return apply_patch(self.loop.planes[index], with_opacity(patch, opacity))

@@ -10,8 +10,8 @@ from latentsync_trt.audio.streaming import StreamingAudioEncoder
 from latentsync_trt.compositing.blend import FaceBlender
 from latentsync_trt.config import MODEL_RESOLUTION_PX
 from latentsync_trt.errors import Busy, InputError
-from latentsync_trt.live.cost import WindowCost, composing_s, measure_cost
-from latentsync_trt.live.idle import IdleLoop, blank_loop, load_idle
+from latentsync_trt.live.cost import WindowCost, blank_loop, composing_s, measure_cost
+from latentsync_trt.live.idle import IdleLoop, load_idle
 from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.live.painter import SessionPainter
 from latentsync_trt.live.session import LiveSession

@@ -44,8 +44,8 @@ class PaintedFace:
     face: AlignedFace
     pixels: UInt16Array
     """The new face, `(R, R, 3)` RGB, 257 × the 8-bit level."""
-    opacity: Fraction
-    """How much of it shows, in ]0, 1]."""
+    opacity: float
+    """How much of it shows, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,17 +158,17 @@ class Composer:
 
     def _measured(self, frame: Frame, pasted: PastedFace) -> Patch:
         self.quality.add(frame, pasted.face.target.speaker, pasted.sample)
-        return with_opacity(pasted.sample.patch, float(pasted.face.opacity))
+        return with_opacity(pasted.sample.patch, pasted.face.opacity)
 
 
 def _painted_faces(jobs: FrameJobs) -> Items[PaintedFace]:
-    """Yields each job with its painted faces, which fade in and out."""
+    """Yields each job with its painted faces, which fade in and out, and as their heads turn."""
     with closing(faded(jobs, _people)) as fading:
         for job, opacities in fading:
             faces = []
             for target, pixels in zip(job.targets, job.painted, strict=False):
                 if target.face is not None:
-                    opacity = opacities[target.person]
+                    opacity = float(opacities[target.person]) * target.opacity
                     faces.append(PaintedFace(target, target.face, pixels, opacity))
             yield job, tuple(faces)
 

@@ -90,6 +90,8 @@ class Target:
     """The face, as `cut_out` adds it."""
     kept: tuple[FrameMask, ...] = ()
     """What stays as it is in the frame, as it is in front of the face."""
+    opacity: float = 1.0
+    """How much of the painted face shows by how far its head turns aside, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,8 +121,8 @@ class FrameJob:
     """The faces that follow a voice, whether they speak or not."""
     front: Front = "free"
     """What is in front of their mouths."""
-    is_covered: bool = False
-    """Whether that is so much of each of them that none is painted."""
+    why_unpainted: str = ""
+    """Why none of them shows painted; empty where one does, or none is chosen."""
     painted: tuple[UInt16Array, ...] = ()
     """The new face of each target, `(H, W, 3)`, 257 × level; none where an earlier run has written
     them."""
@@ -262,8 +264,8 @@ class FaceFinder:
                 fronts.add("kept")
             targets.append(self._target(job.frame, one, aligned[one.track_id], masked))
         front = max(fronts, key=get_args(Front).index)
-        is_covered = front == "covered" and not targets
-        return replace(job, targets=tuple(targets), front=front, is_covered=is_covered)
+        why_unpainted = "mouth covered" if front == "covered" and not targets else ""
+        return replace(job, targets=tuple(targets), front=front, why_unpainted=why_unpainted)
 
     def _target(
         self, frame: Frame, one: ChosenFace, place: TrackedFace, masked: Picture | None

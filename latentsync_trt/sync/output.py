@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from latentsync_trt.face.people import FaceStats
+from latentsync_trt.face.search import TURNED_AWAY
 from latentsync_trt.measures import Interval
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.contents import FileExtras
@@ -77,7 +78,7 @@ def write_frames(
             job.seen,
             has_face=bool(job.chosen),
             front=job.front,
-            is_covered=job.is_covered,
+            why_unpainted=job.why_unpainted,
         )
         problems.add(frame)
         leave()
@@ -94,6 +95,7 @@ def write_frames(
             run.on_progress(_progress(frame, faces.frames, expected, pace, picture))
     run.add_notices(problems.notices(video))
     run.add_notices(_notices_of_front(faces.in_front))
+    run.add_notices(_notices_of_turns(faces.untouched))
     if not faces.frames_with_face:
         raise faces.no_face(video)
     turned = faces.turned_notice(video)
@@ -133,6 +135,14 @@ def _notices_of_front(intervals: Sequence[Interval]) -> Iterator[str]:
         yield (
             f"most of the mouth is covered from {_named(covered)}; the face is not painted there"
         )
+
+
+def _notices_of_turns(intervals: Sequence[Interval]) -> Iterator[str]:
+    """Yields what to tell of heads that are turned away."""
+    away = [each for each in intervals if each.reason == TURNED_AWAY]
+    if away:
+        spans = [Span(Fraction(each.start_s), Fraction(each.end_s)) for each in away]
+        yield f"the head is turned away from {_named(spans)}; the face is not painted there"
 
 
 def _named(spans: Iterable[Span]) -> str:

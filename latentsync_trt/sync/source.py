@@ -18,6 +18,7 @@ from latentsync_trt.sync.fronts import UNSEEN_FRAMES, with_fronts
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages
 from latentsync_trt.sync.timeline import Timeline
+from latentsync_trt.sync.turned import with_turns
 from latentsync_trt.sync.windows import GatheredJobs, gather, streams_at
 
 _FRAMES_IN_TRANSIT = 6
@@ -82,7 +83,7 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
     if inputs.keep_mask is not None:
         mask = inputs.keep_mask.pictures(timeline.playback.extend)
     placed = stages.prefetch_frames(finder.place(seen, mask), name="occluders")
-    return finder.cut_out(placed, inputs.sound.speaks)
+    return finder.cut_out(with_turns(placed), inputs.sound.speaks)
 
 
 def _with_checks(run: RunContext, quality: Quality, jobs: FrameJobs) -> FrameJobs:
