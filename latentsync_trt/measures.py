@@ -23,6 +23,11 @@ class Interval:
         return f"{self.start_s:.1f}–{self.end_s:.1f} s: {self.reason}"
 
 
+def person_name(person: int) -> str:
+    """Returns what a person is called, by the number that `latentsync-trt faces` shows."""
+    return f"person {person}"
+
+
 @dataclass(frozen=True, slots=True)
 class LipMeasure:
     """How the painted lips of one person follow the recording."""

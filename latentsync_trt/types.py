@@ -369,6 +369,10 @@ class SyncReport:
     """Times without a painted face."""
     in_front: tuple[Interval, ...] = ()
     """Times with something in front of a mouth that follows a voice; see `Front`."""
+    painted: tuple[Interval, ...] = ()
+    """Times at which a face is painted, with whose it is, as "person 0"; by person, in order."""
+    speech: tuple[Interval, ...] = ()
+    """Times at which a recording is heard, with whose it is; by recording, in order."""
     quality: Measures | None = None
     opened_s: float = 0.0
     """The part of `wall_s` until all networks are open."""

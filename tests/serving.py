@@ -41,8 +41,8 @@ class PretendedWorker:
         self.deaf = False
         self.quality = None
         """Whether it goes on when it is canceled, and the measures that its reports have."""
-        self.played: dict[str, float] = {}
-        """What its reports say of the times of the result."""
+        self.played: dict[str, Any] = {}
+        """What its reports say of the times of the result, and all else that they shall have."""
         self._closed = False
 
     def start(self) -> None:

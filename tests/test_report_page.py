@@ -61,7 +61,8 @@ def test_the_page_shows_an_alarm_first_then_measures_pictures_and_what_was_left(
         tmp_path / "r.html", found, SyncOptions(preset="fast"), untouched=untouched, **changes
     )
     assert page.tags.count("img") >= 2 * 3
-    assert page.tags.count("svg") == 1
+    assert page.tags.count("svg") == 1 + 2
+    assert "Look here3.2–4.1 s: jumps" in re.sub(r"\s*\n\s*", "", page.text)
     assert "500 frames (20.00 s), a face in 480" in page.text
     lips = re.search(r"lips follow .* agreement 0\.[789]\d, .*100%", page.text)
     assert lips is not None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
@@ -29,6 +29,7 @@ from latentsync_trt.web.uploads import Upload
 from tests.clips import decoded, gif, number_of, numbered, write_face, write_sound, write_video
 from tests.people import first_person, second_person
 from tests.serving import RESULT, PretendedWorker, answering, kill_new_children, until
+from tests.test_show import REPORT
 
 if find_spec("gradio") is None:  # its import takes seconds, in each process that collects tests
     pytest.skip("needs the extra ui", allow_module_level=True)
@@ -455,6 +456,28 @@ def test_the_verdict_is_shown(
         submitted(service, clip, browser)
         opened.fire("history", "input")
         assert said in opened.of("progress")["value"]
+
+
+def test_a_timeline_is_shown(
+    service: Service, worker: PretendedWorker, plain: httpx.Client, clip: Any
+) -> None:
+    """Not of a report that lacks something, as that of another version."""
+    opened = Opened(plain, "timeline")
+    browser = dict(plain.cookies).popitem()[1]
+    untouched = (Interval(4.0, 4.5, "<b>no face"),)
+    whole = asdict(replace(REPORT, untouched=untouched, speech=(Interval(0.5, 3.0, "speech"),)))
+    for changes in (whole, whole | {"provider": None}):
+        worker.played = json.loads(json.dumps(changes))
+        opened.of("history")["value"] = None
+        submitted(service, clip, browser)
+        opened.fire("history", "input")
+        card = opened.of("progress")["value"]
+        is_whole = changes is whole
+        assert ('x="20.000%" width="2.500%"' in card) == is_whole
+        assert ('data-start="4.0" data-end="4.5">4.0–4.5 s: &lt;b&gt;no face<' in card) == is_whole
+        assert card.count('role="slider"') == 2 * is_whole
+        assert "face-synced.mp4" in card
+    worker.played = {}
 
 
 def pids() -> set[int]:

@@ -311,6 +311,38 @@ def test_the_built_in_clip_then_a_reload_a_cancel_and_another(
         visitor.page.wait_for_function(f"document.getElementById('{player}').currentTime > 0")
 
 
+def test_times_of_the_timeline_are_reached_by_mouse_and_keyboard(
+    visitor: Visitor, clips: Path
+) -> None:
+    page = visitor.page
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    visitor.begin()
+    visitor.finish()
+    players = ["before", "after"]
+
+    def are_at(time_s: float) -> None:
+        page.wait_for_function(
+            "([names, time_s]) => names.every((name) => Math.abs("
+            "document.getElementById(name).currentTime - time_s) < 0.02)",
+            arg=[players, time_s],
+        )
+
+    page.wait_for_function(f"{players}.every((id) => document.getElementById(id).videoWidth)")
+    painted = visitor.part("compare").locator(".painted .track")
+    width = painted.evaluate("track => track.clientWidth")
+    painted.click(position={"x": width // 2, "y": 8})
+    are_at(FRAMES / 25 / 2)
+    press(painted, "Home")
+    are_at(0)
+    expect(painted).to_have_attribute("aria-valuetext", re.compile("person 0"))
+    visitor.part("compare").locator(".times summary").click()
+    spoken = visitor.part("compare").locator(".times button").first
+    press(spoken)
+    are_at(float(spoken.get_attribute("data-start") or "nan"))
+    page.reload()
+    painted.wait_for()
+
+
 def drop(visitor: Visitor, path: Path, kind: str) -> None:
     """Drops a file on the field for videos."""
     data = base64.b64encode(path.read_bytes()).decode()

@@ -4,9 +4,10 @@ faces.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
 import cv2
@@ -24,7 +25,7 @@ from latentsync_trt.face.geometry import (
 from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.measures import Interval
+from latentsync_trt.measures import Interval, person_name
 from latentsync_trt.types import Face, Frame, Front, Picture, SpanSeconds, UInt8Array
 
 PORTRAIT_PX = 256
@@ -221,6 +222,8 @@ class FaceStats:
     """The times at which faces were wanted, but none was painted."""
     in_front: list[Interval] = field(default_factory=list)
     """The times at which something was in front of a mouth: "kept" or "covered"."""
+    painted: dict[int, list[Interval]] = field(default_factory=dict)
+    """The times at which each person was painted, by number."""
 
     def add(
         self,
@@ -230,6 +233,7 @@ class FaceStats:
         has_face: bool,
         front: Front = "free",
         why_unpainted: str = "",
+        painted: Iterable[int] = (),
     ) -> None:
         """Adds the next frame.
 
@@ -237,6 +241,7 @@ class FaceStats:
             seen: None where no face was searched.
             has_face: whether one was chosen.
             why_unpainted: why none of those that were chosen shows painted; empty if one does.
+            painted: numbers of the people who are painted.
         """
         self.frames += 1
         self.frames_with_face += has_face
@@ -246,12 +251,19 @@ class FaceStats:
         self.most_faces = max(self.most_faces, len(seen.faces))
         if not seen.faces and seen.why_none == ON_ITS_SIDE:
             self.turned[seen.turned_deg] += 1
+        for person in painted:
+            _extend(self.painted.setdefault(person, []), frame, person_name(person))
         if front != "free":
             _extend(self.in_front, frame, front)
         if not has_face:
             _extend(self.untouched, frame, "other faces" if seen.faces else seen.why_none)
         elif why_unpainted:
             _extend(self.untouched, frame, why_unpainted)
+
+    def painted_times(self) -> tuple[Interval, ...]:
+        """Returns the times at which people were painted, by person."""
+        ordered = sorted(self.painted.items())
+        return tuple(chain.from_iterable(intervals for _, intervals in ordered))
 
     def turned_notice(self, video: Path) -> str | None:
         """Returns what to say about a `video` that seems to lie on its side, although a tilted head

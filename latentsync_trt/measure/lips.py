@@ -89,9 +89,14 @@ class Curves:
     @property
     def silent(self) -> BoolArray:
         """Frames in which the mouth has no reason to move."""
-        loud = np.pad(self.levels_db[:, 0] > SILENCE_DB, _NEAR_SPEECH_FRAMES)
-        near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
-        return np.asarray(~near.any(axis=1), np.bool_)
+        return ~near_speech(self.levels_db)
+
+
+def near_speech(levels_db: Float32Array) -> BoolArray:
+    """Returns in which frames the mouth may move, `(n,)`; `levels_db (n, 3)`: see `Loudness`."""
+    loud = np.pad(levels_db[:, 0] > SILENCE_DB, _NEAR_SPEECH_FRAMES)
+    near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
+    return np.asarray(near.any(axis=1), np.bool_)
 
 
 def measure_lips(curves: Curves, person: int | None = None) -> LipMeasure:

@@ -13,13 +13,14 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measure_lips
+from latentsync_trt.measure.bands import bands_of
+from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measure_lips, near_speech
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
 from latentsync_trt.measure.paint_check import PaintCheck
 from latentsync_trt.measure.paint_figures import color_change, paint_figures
 from latentsync_trt.measure.syncnet import SyncMeter, curves_of
-from latentsync_trt.measures import Interval, Measures
+from latentsync_trt.measures import Interval, Measures, person_name
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.types import (
     AlignedFace,
@@ -30,6 +31,7 @@ from latentsync_trt.types import (
     SyncReport,
     UInt8Array,
     UInt16Array,
+    runs_of_true,
 )
 from latentsync_trt.unexpected import without_paths
 from latentsync_trt.version import __version__
@@ -191,6 +193,20 @@ class Quality:
         """Returns the curves of each speaker; None where no lips were measured."""
         return [lips.curves() for lips in self._lips]
 
+    def speech(self, duration_s: Fraction) -> tuple[Interval, ...]:
+        """Returns the times of an output that lasts so long at which each recording is heard, with
+        whose it is.
+        """
+        times = []
+        for start_s, person, lips in zip(self.starts_s, self.people, self._lips, strict=True):
+            name = "speech" if person is None else person_name(person)
+            for first, end in runs_of_true(near_speech(lips.loudness.levels_db())):
+                begin_s = max(Fraction(0), start_s + Fraction(first, MODEL_FPS))
+                end_s = min(duration_s, start_s + Fraction(end, MODEL_FPS))
+                if begin_s < end_s:
+                    times.append(Interval(float(begin_s), float(end_s), name))
+        return tuple(times)
+
     def moments(self) -> list[Moment]:
         """Returns the first face, the widest and the most shut mouth, by time."""
         return sorted(self._moments.values(), key=lambda moment: (moment.time_s, moment.label))
@@ -244,6 +260,7 @@ def write_report(
             misfits=_rows_of_page(misfits),
             untouched=_rows_of_page(report.untouched),
             in_front=_rows_of_page(report.in_front),
+            bands=bands_of(report),
             facts=_facts(report, options).items(),
             notices=[without_paths(text) for text in report.notices],
         )

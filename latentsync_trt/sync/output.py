@@ -79,6 +79,7 @@ def write_frames(
             has_face=bool(job.chosen),
             front=job.front,
             why_unpainted=job.why_unpainted,
+            painted=[target.person for target in job.targets],
         )
         problems.add(frame)
         leave()

@@ -69,6 +69,8 @@ def report_of(
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
         untouched=tuple(faces.untouched),
         in_front=tuple(faces.in_front),
+        painted=faces.painted_times(),
+        speech=quality.speech(duration_s),
         quality=quality.result(float(pace.from_s or 0)),
         picture_delay_s=float(run.inputs.sound.picture_delay_s),
     )

@@ -31,6 +31,7 @@ with changed_environment({"no_proxy": "*", "SSL_CERT_FILE": None, "SSL_CERT_DIR"
     from gradio.route_utils import FnIndexInferError
 
     from latentsync_trt.web.page import Page
+    from latentsync_trt.web.parts import REPORTS
 
 _HERE = Path(__file__).parent
 _THEME: Any = {
@@ -90,7 +91,7 @@ def page_app(
                 "exception_handlers": dict.fromkeys((KeyError, FnIndexInferError), _unknown_event)
             },
             theme=gr.themes.Default(**_THEME).set(**_BODY),
-            css_paths=_HERE / "page.css",
+            css_paths=[REPORTS / "bands.css", _HERE / "page.css"],
             head="".join(f"<script>{script}</script>" for script in scripts),
         )
 

@@ -276,5 +276,7 @@ def _card(service: Service, job: JobStatus, problem: str, is_canceling: bool) ->
     card = html.card(job, problem, parts.verdict(job), has_preview, is_canceling)
     if job.state == "done":
         name = service.jobs.result(job.id)[1]
-        card += html.result(f"v1/jobs/{job.id}", name, (folder / PAGE).is_file())
+        bands = parts.bands(job)
+        lasts_s = (job.report or {}).get("duration_s")
+        card += html.result(f"v1/jobs/{job.id}", name, (folder / PAGE).is_file(), bands, lasts_s)
     return card

@@ -13,9 +13,11 @@ import gradio as gr
 from jinja2 import Environment, FileSystemLoader
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.measure.bands import Band, bands_of
 from latentsync_trt.measures import Measures
 from latentsync_trt.option_fields import choices_of, file_fields, from_values
 from latentsync_trt.serve.jobs import JobStatus
+from latentsync_trt.types import SyncReport
 
 PRESET = "preset"
 """The option that is chosen beside the inputs."""
@@ -57,7 +59,12 @@ FILE_FIELDS = file_fields(SyncOptions).keys() - {"report"}
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 """A flag in a help text."""
 
-_pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+REPORTS = Path(__file__).parents[1] / "assets" / "reports"
+"""Templates and style of what reports have, too."""
+_pages = Environment(
+    loader=FileSystemLoader([Path(__file__).parent, REPORTS]),
+    autoescape=True,
+)
 _pages.filters["duration"] = lambda seconds: str(timedelta(seconds=round(seconds)))
 _hints_of_options = get_type_hints(SyncOptions)
 _fields = {field.name: field for field in fields(SyncOptions) if field.name not in _LEFT_OUT}
@@ -166,6 +173,15 @@ def job_label(job: JobStatus, settings: Mapping[str, Any]) -> str:
     preset = settings.get("values", {}).get(PRESET)
     kind = "preview" if "preview_s" in settings.get("options", {}) else ""
     return " · ".join(filter(None, [job.files.get("video"), preset, kind, time, job.state]))
+
+
+def bands(job: JobStatus) -> list[Band]:
+    """Returns what a timeline shows of a result; nothing of one of another version."""
+    try:
+        report = from_values(SyncReport, job.report, "report")
+    except ValueError:
+        return []
+    return bands_of(report)
 
 
 def verdict(job: JobStatus) -> dict[str, str]:
