@@ -35,7 +35,6 @@ Picture = UInt8Array
 Paint = Callable[[Float32Array], Float32Array]
 
 FRAMES = 16
-FRAME_S = 0.04
 SEED = 1247
 FRAME_INDEX = 20
 """Of the still frame of a clip, whose mouth is open."""
@@ -226,10 +225,10 @@ def results_of(still: Still, side_px: int, grain: str, painter: Painter) -> Resu
     plain = [composite(*each, Blend()) for each in zip(sources, faces, strict=True)]
     begun_s = time.process_time()
     parts = [known_part(*each, None) for each in zip(sources, faces, strict=True)]
-    detail = TrackDetail(parts[0][:0])
+    detail = TrackDetail()
     finishes = []
     for number, (part, following) in enumerate(pairwise([*parts, parts[-1]])):
-        detail = detail.after(part, following, FRAME_S)
+        detail = detail.after(part, following)
         assert detail.sums is not None
         gains = gains_of(detail.sums)
         noise = grain_of(detail.sums, gains, SEED, Fraction(number, 25))

@@ -25,7 +25,6 @@ POINTS = np.array([[212, 109], [237, 109], [224.5, 122]], np.float32)
 """Brows and nose of the portrait."""
 ZOOM = 3
 FRAMES = 10
-FRAME_S = 0.04
 SEED = 7
 
 DETAIL = (0.85, 1.15)
@@ -78,9 +77,9 @@ def finished(blur_px: float = 0.7, sigma: float = 5.0, seed: int = SEED) -> Fini
     sources = [noisy(clean, sigma, number) if sigma else clean for number in range(FRAMES)]
     faces = [fit_face(crop(source, matrix, SIDE_PX), painted) for source in sources]
     parts = [known_part(*each, None) for each in zip(sources, faces, strict=True)]
-    detail = TrackDetail(parts[0][:0]).after(parts[0], parts[1], 0)
+    detail = TrackDetail().after(parts[0], parts[1])
     for part in parts[1:]:
-        detail = detail.after(part, None, FRAME_S)
+        detail = detail.after(part, None)
     assert detail.sums is not None
     gains = gains_of(detail.sums)
     frames = []
@@ -150,9 +149,9 @@ def test_grain_at_10_bits_is_as_strong_and_as_coarse_as_in_the_source(color):
     painted = cv2.GaussianBlur(quiet, (0, 0), 0.7) * np.uint16(257)
     faces = [fit_face(crop(picture, matrix, SIDE_PX), painted) for picture in pictures]
     parts = [known_part(*each, None) for each in zip(pictures, faces, strict=True)]
-    detail = TrackDetail(parts[0][:0]).after(parts[0], parts[1], 0)
+    detail = TrackDetail().after(parts[0], parts[1])
     for part in parts[1:]:
-        detail = detail.after(part, None, FRAME_S)
+        detail = detail.after(part, None)
     assert detail.sums is not None
     gains = gains_of(detail.sums)
     results = []
@@ -211,13 +210,13 @@ def test_a_face_that_the_network_does_not_know_gets_no_gain():
     clean = still()
     matrix, _ = align(ZOOM * (POINTS - (150, 60)).astype(np.float32), None, SIDE_PX)
     face = crop(clean, matrix, SIDE_PX)
-    detail = TrackDetail(np.zeros((0, 0, 6), np.float32))
+    detail = TrackDetail()
     for number in range(3):
         other = np.random.default_rng(3).normal(128, 40, (32, 32, 3)).astype(np.float32)
         smear = cv2.resize(other, (SIDE_PX, SIDE_PX), interpolation=cv2.INTER_CUBIC)
         painted = np.rint(np.clip(smear, 0, 255) * 257).astype(np.uint16)
         source = noisy(clean, 2, number)
-        detail = detail.after(known_part(source, fit_face(face, painted), None), None, FRAME_S)
+        detail = detail.after(known_part(source, fit_face(face, painted), None), None)
     assert detail.sums is not None
     assert gains_of(detail.sums).tolist() == [1.0] * BANDS
     assert max(detail.sums.slopes[:2]) < 0.3

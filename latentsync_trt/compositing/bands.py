@@ -43,15 +43,12 @@ def amplify_bands(luma: Float32Array, gains: Sequence[float]) -> None:
     cv2.dilate(luma, _HALO_KERNEL, dst=highest)
     bands = split_bands(luma)
     added = bands[-1] * (gains[-1] - 1)
-    for band, gain in zip(bands[-2::-1], gains[-2::-1], strict=True):
+    for band, gain in zip(bands[-2:0:-1], gains[-2:0:-1], strict=True):
         added = _enlarged(added, band) + band * (gain - 1)
-    luma += added
+    luma += added + bands[0] * (gains[0] - 1)
     np.clip(luma, lowest - _OVERSHOOT, highest + _OVERSHOOT, out=luma)
 
 
 def _enlarged(image: Float32Array, target: Float32Array) -> Float32Array:
-    """Returns a picture of half the size of `target`, or of its size, at that size."""
-    height, width = target.shape[:2]
-    if image.shape[:2] == (height, width):
-        return image
-    return np.asarray(cv2.pyrUp(image, dstsize=(width, height)), np.float32)
+    """Returns a picture of half the size of `target` at that size."""
+    return np.asarray(cv2.pyrUp(image, dstsize=target.shape[1::-1]), np.float32)

@@ -56,8 +56,8 @@ class Blend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InspectedFace:
-    """What one frame tells about its painted face, or what several tell in the mean."""
+class FaceComparison:
+    """A painted face beside that of the source: in one frame, or in the mean of several."""
 
     to_frame: Float64Array
     """Shape `(2, 3)`: pixels of the view of the head → frame pixels."""
@@ -69,15 +69,22 @@ class InspectedFace:
     """The same of the painted face."""
     color: Float32Array | None
     """See `match_color`."""
-    upper_face: Float32Array
-    """See `known_part`; empty where nothing is matched."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InspectedFace:
+    """What one frame tells about its painted face."""
+
+    comparison: FaceComparison
+    upper_face: Float32Array | None
+    """See `known_part`; None where nothing is matched."""
 
     @property
     def painted_mesh_in_frame(self) -> Float32Array | None:
         """The points of the painted face in frame pixels."""
-        if self.painted_mesh is None:
+        if self.comparison.painted_mesh is None:
             return None
-        return transformed(self.painted_mesh, self.to_frame)
+        return transformed(self.comparison.painted_mesh, self.comparison.to_frame)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +92,7 @@ class _Track:
     """The frames of a track until `time_s`."""
 
     time_s: Fraction
-    mean: InspectedFace
+    mean: FaceComparison
     detail: TrackDetail
 
 
@@ -126,10 +133,10 @@ class FaceBlender:
         color = None
         if source_mesh is not None and painted_mesh is not None:
             color = match_color(view, source_mesh, painted_mesh)
-        upper_face = np.zeros((0, 0, 6), np.float32)
-        if self._matches:
-            upper_face = known_part(picture, face, color)
-        return InspectedFace(inverse(view.from_frame), source_mesh, painted_mesh, color, upper_face)
+        upper_face = known_part(picture, face, color) if self._matches else None
+        to_frame = inverse(view.from_frame)
+        comparison = FaceComparison(to_frame, source_mesh, painted_mesh, color)
+        return InspectedFace(comparison, upper_face)
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
@@ -149,24 +156,24 @@ class FaceBlender:
             following: the next frame of the track, for the grain of the first one.
         """
         before = self._tracks.get(track_id)
-        mean = inspected
-        detail = TrackDetail(inspected.upper_face[:0])
-        passed_s = 0.0
+        mean = inspected.comparison
+        detail = TrackDetail()
         if before is not None and time_s - before.time_s <= _MEMORY_S:
-            passed_s = float(time_s - before.time_s)
-            mean = _running_mean(before.mean, inspected, passed_s)
+            mean = _running_mean(before.mean, mean, float(time_s - before.time_s))
             detail = before.detail
-        next_face = None if following is None else following.upper_face
-        detail = detail.after(inspected.upper_face, next_face, passed_s)
+        if inspected.upper_face is not None:
+            detail = detail.after(
+                inspected.upper_face, None if following is None else following.upper_face
+            )
         self._tracks[track_id] = _Track(time_s, mean, detail)
         finish = Finish(mean.color)
-        if self._matches and detail.sums is not None:
+        if detail.sums is not None:
             gains = gains_of(detail.sums)
             grain = grain_of(detail.sums, gains, self._seed, time_s)
             finish = Finish(mean.color, tuple(gains.tolist()), grain)
-        return Blend(self._to_paste(mean), self._to_paste(inspected), finish)
+        return Blend(self._to_paste(mean), self._to_paste(inspected.comparison), finish)
 
-    def _to_paste(self, face: InspectedFace) -> tuple[Float32Array, ...]:
+    def _to_paste(self, face: FaceComparison) -> tuple[Float32Array, ...]:
         """Returns the shapes to paste, in frame pixels."""
         if self._pastes_mask or face.source_mesh is None:
             return ()
@@ -178,16 +185,15 @@ class FaceBlender:
         return transformed(covering, face.to_frame), transformed(painted, face.to_frame)
 
 
-def _running_mean(old: InspectedFace, new: InspectedFace, passed_s: float) -> InspectedFace:
+def _running_mean(old: FaceComparison, new: FaceComparison, passed_s: float) -> FaceComparison:
     """Returns a mean in which the old one counts the less, the more time has passed."""
     of_outline = 0.5 ** (passed_s / _OUTLINE_HALF_LIFE_S)
     of_color = 0.5 ** (passed_s / _COLOR_HALF_LIFE_S)
-    return InspectedFace(
+    return FaceComparison(
         new.to_frame,
         _weighted(old.source_mesh, new.source_mesh, of_outline),
         _weighted(old.painted_mesh, new.painted_mesh, of_outline),
         _weighted(old.color, new.color, of_color),
-        new.upper_face,
     )
 
 

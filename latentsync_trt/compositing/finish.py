@@ -13,19 +13,19 @@ from latentsync_trt.compositing.grain import Grain, add_grain, amplitudes_of
 from latentsync_trt.compositing.known_part import Evidence, compare_frames
 from latentsync_trt.types import Float32Array, Float64Array
 
-_HALF_LIFE_S = 1.0
-"""After this time, a frame counts half in the running means of a track."""
+_OLD_WEIGHT = 0.92
+"""Each comparison counts so much less than the next one: eight later it counts half."""
 
-_FIRST_COMPARISONS = 12
-_SKIPPED_FRAMES = 3
-"""After so many comparisons, only one of a few frames is compared: the means change slowly, and a
-comparison takes longer than all else that a finish needs.
+_FIRST_COMPARED = 12
+_FRAMES_PER_COMPARISON = 4
+"""Each of so many frames of a track is compared with the one before, and then one of a few: the
+means change slowly, and a comparison takes long.
 """
 _LEAST_POWER = 0.01
 """Power of a band, in levels², below which it says nothing of what was lost."""
 _MOST_GAIN = 3.0
 """A band that has lost more is mostly beyond what the networks saw."""
-_OVERLAP = np.array([0.6, 0.6, 0.35, 0.35, 0.35])
+_OVERLAP = np.array([0.7, 0.6, 0.35, 0.35, 0.35])
 """The filters of neighboring bands overlap, and most detail of a band lies toward the coarser one:
 so much of the difference between their gains is added to the finer one's, as measured.
 """
@@ -38,8 +38,6 @@ _ROUNDING_VARIANCE = 0.45
 """Variance of the luma, in levels², below which a picture has no grain: rounding to 8 bits, and
 moving by a part of a pixel, leave as much.
 """
-_GRAIN_FACTORS = (0.4, 2.5)
-"""Grain of a brightness is at least and at most so many times the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,37 +78,29 @@ def finish_patch(
 class TrackDetail:
     """What the frames of a track so far tell of detail and noise."""
 
-    upper_face: Float32Array
-    """What `known_part` returned of the last frame."""
+    upper_face: Float32Array | None = None
+    """What `known_part` returned of the last frame; None before the first one."""
     sums: Evidence | None = None
     """Of all frames."""
-    comparisons: int = 0
-    """Frames that were compared with the one before."""
-    skipped: int = 0
-    """Frames since the last one that was."""
-    skipped_s: float = 0.0
-    """How long they lasted."""
+    frames: int = 0
+    """How many there were."""
 
-    def after(
-        self, upper_face: Float32Array, following: Float32Array | None, passed_s: float
-    ) -> "TrackDetail":
-        """Returns what is known after the next frame of the track, `passed_s` later.
+    def after(self, upper_face: Float32Array, following: Float32Array | None) -> "TrackDetail":
+        """Returns what is known after the next frame of the track.
 
         Args:
             following: of the frame after that, with which the first one of a track is compared.
         """
-        passed_s += self.skipped_s
-        if self.comparisons >= _FIRST_COMPARISONS and self.skipped < _SKIPPED_FRAMES:
-            skipped = self.skipped + 1
-            return TrackDetail(upper_face, self.sums, self.comparisons, skipped, passed_s)
-        if self.upper_face.size or following is None:
+        frames = self.frames + 1
+        newest = None
+        if self.upper_face is None:
+            if following is not None:
+                newest = compare_frames(following, upper_face)
+        elif frames <= _FIRST_COMPARED or frames % _FRAMES_PER_COMPARISON == 0:
             newest = compare_frames(upper_face, self.upper_face)
-        else:
-            newest = compare_frames(following, upper_face)
-        sums = self.sums or newest
-        if self.sums is not None and newest is not None:
-            sums = newest.after(self.sums, 0.5 ** (passed_s / _HALF_LIFE_S))
-        return TrackDetail(upper_face, sums, self.comparisons + 1)
+        if newest is not None and self.sums is not None:
+            newest = newest.after(self.sums, _OLD_WEIGHT)
+        return TrackDetail(upper_face, newest or self.sums, frames)
 
 
 def gains_of(evidence: Evidence) -> Float64Array:
@@ -131,14 +121,14 @@ def grain_of(evidence: Evidence, gains: Float64Array, seed: int, time_s: Fractio
     if not evidence.noise_weight:
         return None
     noise = evidence.noise()
-    source, painted = np.split(noise.mean(axis=0).T, 2)
+    source, painted = np.split(noise.mean(axis=1).T, 2)
     luma_variance = source[0].sum()
     if luma_variance <= _ROUNDING_VARIANCE:
         return None
     painted[0] *= gains**2
     missing = np.maximum(source - painted, 0) * (1 - _ROUNDING_VARIANCE / luma_variance)
 
-    factors = np.sqrt(noise[..., 0].sum(axis=1) / luma_variance)
+    factors = np.sqrt(noise[..., 0].sum(axis=0) / luma_variance)
     brightness = evidence.brightness / evidence.noise_weight
-    factor_of_level = np.interp(np.arange(256), brightness, np.clip(factors, *_GRAIN_FACTORS))
+    factor_of_level = np.interp(np.arange(256), brightness, factors)
     return Grain(seed, time_s, amplitudes_of(missing), factor_of_level.astype(np.float32))

@@ -32,17 +32,17 @@ class Grain:
 
     seed: int
     time_s: Fraction
-    amplitudes: Float64Array
+    amplitudes: Float32Array
     """Standard deviation of each band of noise in Y, Cr and Cb, in levels, `(3, BANDS)`."""
     by_brightness: Float32Array
     """Factor at each level of luma, `(256,)`."""
 
 
-def amplitudes_of(variances: Float64Array) -> Float64Array:
+def amplitudes_of(variances: Float64Array) -> Float32Array:
     """Returns `Grain.amplitudes` for noise with `variances (3, BANDS)` in the bands of
     `split_bands`.
     """
-    return np.asarray(np.sqrt(np.maximum(variances @ _to_noise(), 0)))
+    return np.asarray(np.sqrt(np.maximum(variances @ _to_noise(), 0)), np.float32)
 
 
 def add_grain(
@@ -59,46 +59,31 @@ def add_grain(
     levels = np.empty(weight.shape, np.uint8)
     cv2.convertScaleAbs(planes[0], dst=levels)
     strength = cv2.LUT(levels, grain.by_brightness)
-    cv2.convertScaleAbs(weight, dst=levels, alpha=255)
-    strength = strength * cv2.LUT(levels, _by_weight())
-    time_s = grain.time_s
-    random = np.random.default_rng([grain.seed, time_s.numerator, time_s.denominator, *corner])
+    strength *= np.sqrt(2 / np.maximum(weight, _LEAST_WEIGHT) - 1)
+    random = np.random.default_rng([grain.seed, *grain.time_s.as_integer_ratio(), *corner])
     height, width = weight.shape
-    bands = _noise(grain.seed, _PLACES_PX + (1 << max(weight.shape).bit_length()))
-    for plane, step, amplitudes in zip(planes, _STEPS, grain.amplitudes.tolist(), strict=True):
-        noise = np.zeros((height // step + 1, width // step + 1), np.float32)
-        for band, amplitude in zip(bands, amplitudes, strict=True):
-            left, top = random.integers(0, _PLACES_PX, 2).tolist()
-            rows = slice(top, top + step * noise.shape[0], step)
-            part = band[rows, left : left + step * noise.shape[1] : step]
-            cv2.scaleAdd(part, amplitude, noise, dst=noise)
-        if step > 1:
-            noise = noise.repeat(step, axis=0).repeat(step, axis=1)
-        noise = noise[corner[1] % step :, corner[0] % step :][:height, :width]
-        plane += noise * strength
-
-
-@cache
-def _by_weight() -> Float32Array:
-    """Returns the factor, `(256,)`, that keeps the noise of frame and patch together where 1/255,
-    2/255, … of the patch shows.
-    """
-    weight = np.maximum(np.arange(256) / 255, _LEAST_WEIGHT)
-    return np.sqrt(2 / weight - 1).astype(np.float32)
+    noise = _noise(grain.seed, _PLACES_PX + (1 << max(weight.shape).bit_length()))
+    for plane, step, amplitudes in zip(planes, _STEPS, grain.amplitudes, strict=True):
+        left, top = random.integers(0, _PLACES_PX, 2).tolist()
+        bands = noise[:, top : top + height + step : step, left : left + width + step : step]
+        samples = np.einsum("b,bhw->hw", amplitudes, bands)
+        samples = cv2.resize(samples, None, fx=step, fy=step, interpolation=cv2.INTER_NEAREST)
+        plane += strength * samples[corner[1] % step :, corner[0] % step :][:height, :width]
 
 
 @lru_cache(maxsize=4)  # faces of all sizes of a clip
-def _noise(seed: int, side_px: int) -> list[Float32Array]:
-    """Returns independent noise of each band, with standard deviation 1, in squares."""
+def _noise(seed: int, side_px: int) -> Float32Array:
+    """Returns independent noise of each band, with standard deviation 1, `(BANDS, side_px,
+    side_px)`.
+    """
     random = np.random.default_rng(seed)
     bands = []
     for level in range(BANDS):
         white = random.standard_normal((side_px, side_px), np.float32)
-        noise = split_bands(white)[level]
-        for _ in range(level - 1):
-            noise = np.asarray(cv2.pyrUp(noise), np.float32)
+        band = split_bands(white)[level]
+        noise = cv2.resize(band, (side_px, side_px), interpolation=cv2.INTER_CUBIC)
         bands.append(noise / noise.std())
-    return bands
+    return np.array(bands, np.float32)
 
 
 @cache

@@ -7,14 +7,13 @@ noise.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import cv2
 import numpy as np
 
 from latentsync_trt.compositing.bands import split_bands
-from latentsync_trt.compositing.resize import FittedFace
-from latentsync_trt.face.align import inverse, shifted, steps, transformed
+from latentsync_trt.compositing.resize import FittedFace, warped
+from latentsync_trt.face.align import inverse, shifted, steps
 from latentsync_trt.types import Float32Array, Float64Array, Picture
 
 _CENTER = np.array([0.5, 0.2])
@@ -24,13 +23,15 @@ mask of the mouth.
 """
 _MOST_PX = np.array([144, 72])
 """The part is at most so wide and high in the frame, to limit the cost."""
-_LEAST_PX = 32
-"""A smaller part says nothing."""
+_SEARCH_PX = 2
+"""How far the known parts of two frames may lie apart: both are cut out around the face."""
 
 BRIGHTNESSES = 3
 """Noise is measured in as many equal groups of blocks, the darkest first."""
 _NOISE_BLOCK_PX = 8
 """Side of the blocks in which detail and noise are measured."""
+_LEAST_BLOCKS = 4
+"""Fewer rows or columns of blocks say nothing."""
 _FLAT_SHARE = 0.4
 """Share of the blocks in which noise is measured: those with the least detail."""
 _STRONG = 4.0
@@ -50,7 +51,7 @@ class Evidence:
     with the painted face, and of this with itself, each without noise.
     """
     inverse_noise: Float64Array
-    """Shape `(BRIGHTNESSES, BANDS, 6)`: 1 / variance of the noise in Y, Cr and Cb of the source,
+    """Shape `(BANDS, BRIGHTNESSES, 6)`: 1 / variance of the noise in Y, Cr and Cb of the source,
     then of the painted face; so that frames in which something moves count little.
     """
     brightness: Float64Array
@@ -87,17 +88,14 @@ def known_part(picture: Picture, face: FittedFace, color: Float32Array | None) -
     """
     to_frame = inverse(face.matrix)
     size = np.array(face.levels.shape[1::-1])
-    center = transformed(np.array([_CENTER * size], np.float32), to_frame)[0]
-    reach = np.minimum(_SIZE * size * steps(to_frame), _MOST_PX) / 2
+    center = to_frame @ np.append(_CENTER * size, 1)
+    reach = np.minimum(_SIZE * size * steps(to_frame), _MOST_PX) / 2 + _SEARCH_PX
     corners = np.rint([center - reach, center + reach])
     (left, top), (right, bottom) = np.clip(corners, 0, picture.shape[1::-1]).astype(int).tolist()
     source = picture[top:bottom, left:right].astype(np.float32)
-    painted = np.zeros_like(source)
     if not source.size:
-        return np.dstack([source, painted])
-    from_part = shifted(face.matrix, left, top)
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    cv2.warpAffine(face.levels, from_part, source.shape[1::-1], dst=painted, flags=flags)
+        return np.dstack([source, source])
+    painted = warped(face.levels, shifted(face.matrix, left, top), source.shape[1::-1])
     if color is not None:
         cv2.transform(painted, color, dst=painted)
     return np.dstack([cv2.cvtColor(each, cv2.COLOR_RGB2YCrCb) for each in (source, painted)])
@@ -105,86 +103,49 @@ def known_part(picture: Picture, face: FittedFace, color: Float32Array | None) -
 
 def compare_frames(now: Float32Array, before: Float32Array) -> Evidence | None:
     """Returns what the known parts of two frames of a track tell, one after the other; None where
-    they have too little in common.
+    they are too small.
     """
-    new, old = _in_common(now, before, 0, 0)
-    if min(new.shape[:2]) < _LEAST_PX:
+    least_px = np.minimum(now.shape[:2], np.array(before.shape[:2]) - 2 * _SEARCH_PX)
+    rows, columns = (least_px // _NOISE_BLOCK_PX).tolist()
+    if min(rows, columns) < _LEAST_BLOCKS:
         return None
-    luma = np.ascontiguousarray(new[..., 0])
-    old_luma = np.ascontiguousarray(old[..., 0])
-    (right, down), _ = cv2.phaseCorrelate(old_luma, luma, _window(*luma.shape))
-    new, old = _in_common(now, before, round(right), round(down))
-    if min(new.shape[:2]) < _LEAST_PX:
-        return None
-    bands = list(zip(split_bands(new), split_bands(old), strict=True))
-    rows = len(new) // _NOISE_BLOCK_PX
-    energies = [
-        _means_of_blocks(each[0][..., :1] * each[1][..., :1], rows)[..., 0] for each in bands
-    ]
-    detail = [_powers(*each, energy) for each, energy in zip(bands, energies, strict=True)]
+    new, old = _same_place(now, before, rows * _NOISE_BLOCK_PX, columns * _NOISE_BLOCK_PX)
+    block_means = []
+    for band in split_bands(np.dstack([new[..., ::3], old[..., ::3], _change(new, old)])):
+        both = np.dstack([band[..., [0, 0, 1]] * band[..., [2, 3, 3]], np.square(band[..., 4:])])
+        means = cv2.resize(both, (columns, rows), interpolation=cv2.INTER_AREA)
+        block_means.append(means.reshape(rows * columns, -1))
+    products, squares = np.split(np.array(block_means), [3], axis=2)
 
-    coarse = energies[-1] + energies[-2]
-    is_flat = coarse <= np.sort(coarse.ravel())[int(_FLAT_SHARE * coarse.size)]
-    noise = np.array([_means_of_blocks(np.square(_change(*each)), rows)[is_flat] for each in bands])
-    brightness = _means_of_blocks(new, rows)[is_flat, 0]
-    groups = np.array_split(np.argsort(brightness), BRIGHTNESSES)
-    # Medians, in a fifth of the time of `np.median`.
-    variances = [np.sort(noise[:, group], axis=1)[:, len(group) // 2] / 2 for group in groups]
-    weight = float(noise[..., 0].any())
-    return Evidence(
-        np.array(detail).T,
-        weight / (np.array(variances) + _LEAST_VARIANCE),
-        weight * np.array([brightness[group].mean() for group in groups]),
-        weight,
-    )
+    powers = products[..., 0]
+    most = _STRONG * np.median(np.abs(powers), axis=1, keepdims=True)
+    weights = np.minimum(most / np.maximum(powers, 1e-6), 1)
+    detail = (products * weights[..., None]).mean(axis=1).T
+
+    brightness = cv2.resize(new[..., 0], (columns, rows), interpolation=cv2.INTER_AREA).ravel()
+    group_size = int(_FLAT_SHARE * brightness.size) // BRIGHTNESSES
+    flattest = np.argsort(powers[-2:].sum(axis=0))[: group_size * BRIGHTNESSES]
+    groups = flattest[np.argsort(brightness[flattest])].reshape(BRIGHTNESSES, group_size)
+    variances = squares[:, groups].mean(axis=2) / 2
+    weight = float(squares[..., 0].any())
+    inverse_noise = weight / (variances + _LEAST_VARIANCE)
+    return Evidence(detail, inverse_noise, weight * brightness[groups].mean(axis=1), weight)
 
 
-def _in_common(
-    new: Float32Array, old: Float32Array, right: int, down: int
+def _same_place(
+    now: Float32Array, before: Float32Array, height: int, width: int
 ) -> tuple[Float32Array, Float32Array]:
-    """Returns whole blocks of what two pictures have in common, where the new one lies so far to
-    the right of the old one, and below.
-    """
-    new = new[max(down, 0) :, max(right, 0) :]
-    old = old[max(-down, 0) :, max(-right, 0) :]
-    height = min(len(new), len(old)) // _NOISE_BLOCK_PX * _NOISE_BLOCK_PX
-    width = min(new.shape[1], old.shape[1]) // _NOISE_BLOCK_PX * _NOISE_BLOCK_PX
-    return new[:height, :width], old[:height, :width]
-
-
-@lru_cache(maxsize=8)
-def _window(height: int, width: int) -> Float32Array:
-    return np.asarray(cv2.createHanningWindow((width, height), cv2.CV_32F), np.float32)
-
-
-def _powers(new: Float32Array, old: Float32Array, energy: Float32Array) -> list[float]:
-    """Returns a column of `Evidence.detail` from a band of two frames; `energy (rows, columns)`:
-    that of each block.
-    """
-    most = _STRONG * np.median(np.abs(energy))
-    of_blocks = np.minimum(most / np.maximum(energy, 1e-6), 1)
-    weight = cv2.resize(of_blocks, new.shape[1::-1], interpolation=cv2.INTER_NEAREST)
-    weighted = (new[..., ::3] * weight[..., None]).reshape(-1, 2)
-    products = weighted.T @ old[..., ::3].reshape(-1, 2) / weight.size
-    return [products[0, 0], (products[0, 1] + products[1, 0]) / 2, products[1, 1]]
+    """Returns parts of two pictures, of this size, in which the sources are most alike."""
+    old = before[_SEARCH_PX:, _SEARCH_PX:][:height, :width]
+    likeness = cv2.matchTemplate(now[..., 0], old[..., 0], cv2.TM_CCOEFF_NORMED)
+    _, _, _, (left, top) = cv2.minMaxLoc(likeness)
+    return now[top:, left:][:height, :width], old
 
 
 def _change(new: Float32Array, old: Float32Array) -> Float32Array:
-    """Returns what has changed in a band `(h, w, channels)`, without what a shift by a part of a
-    pixel explains.
-    """
+    """Returns what has changed, `(h, w, 6)`, without what a shift by a part of a pixel explains."""
     change = new - old
-    axes = ((1, 0), (0, 1))
-    slopes = [cv2.Sobel(new + old, cv2.CV_32F, *axis, ksize=1) for axis in axes]
-    of_luma = np.array([slope[..., 0].ravel() for slope in slopes])
-    power = of_luma @ of_luma.T + np.eye(2)
-    right, down = np.linalg.solve(power, of_luma @ change[..., 0].ravel())
-    return np.asarray(change - right * slopes[0] - down * slopes[1], np.float32)
-
-
-def _means_of_blocks(values: Float32Array, rows: int) -> Float32Array:
-    """Returns the means of `values (h, w, channels)` in so many rows of square blocks."""
-    height, width, channels = values.shape
-    side = height // rows
-    sums = values.reshape(rows, side, width * channels).sum(axis=1)  # quicker than both at once
-    return sums.reshape(rows, width // side, side, channels).sum(axis=2) / side**2
+    slopes = np.array(np.gradient(new + old, axis=(0, 1)))
+    of_luma = slopes[..., 0].reshape(2, -1)
+    shift = np.linalg.lstsq(of_luma.T, change[..., 0].ravel(), rcond=None)[0]
+    return np.asarray(change - np.tensordot(shift, slopes, 1), np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from latentsync_trt.compositing.blend import Blend
 from latentsync_trt.compositing.finish import finish_patch
 from latentsync_trt.compositing.outline import FEATHER_PERCENT, drawn
-from latentsync_trt.compositing.resize import FittedFace, resize_antialiased
+from latentsync_trt.compositing.resize import FittedFace, resize_antialiased, warped
 from latentsync_trt.face.align import (
     FrameRectangle,
     frame_rectangle,
@@ -89,11 +89,11 @@ def paste(
     x, y, wide, high = cv2.boundingRect((weight != 0).view(np.uint8))
     rgb = np.empty((high, wide, 3), np.uint16)
     if rgb.size:
-        warped = _warped(crop, shifted(to_crop, x, y), (wide, high))
+        levels = warped(crop, shifted(to_crop, x, y), (wide, high))
         corner = (area.left + x, area.top + y)
-        finish_patch(warped, blend.finish, corner, weight[y : y + high, x : x + wide])
+        finish_patch(levels, blend.finish, corner, weight[y : y + high, x : x + wide])
         # Clips and rounds, too.
-        cv2.addWeighted(warped, 257, warped, 0, 0, dst=rgb, dtype=cv2.CV_16U)
+        cv2.addWeighted(levels, 257, levels, 0, 0, dst=rgb, dtype=cv2.CV_16U)
     return Patch(area.left + x, area.top + y, rgb, weight[y : y + high, x : x + wide])
 
 
@@ -109,7 +109,7 @@ def _weight(
     """
     # The crop without its border, and the sides of a square of the same area in the frame; they
     # differ where pixels are not square.
-    weight = _warped(np.ones_like(opacity), to_crop, area.size_px)
+    weight = warped(np.ones_like(opacity), to_crop, area.size_px)
     _erode(weight, _BORDER_EROSION_PX, _BORDER_EROSION_PX)
     covered_px = cv2.sumElems(weight)[0]
     columns_per_px, rows_per_px = steps(to_crop)
@@ -124,7 +124,7 @@ def _weight(
     _erode(weight, 2 * edge_x, 2 * edge_y)
     _blur(weight, edge_x, edge_y)
 
-    opaque = _warped(opacity, to_crop, area.size_px)
+    opaque = warped(opacity, to_crop, area.size_px)
     _limit(opaque, blend.outlines, area)
     # It fades inwards, so that pixels that were 0 before resizing and warping are 0 again.
     feather_x = int(side_x * FEATHER_PERCENT / 100)
@@ -136,7 +136,7 @@ def _weight(
     for mask in blend.kept:
         levels = np.divide(mask.levels, 255, dtype=np.float32)
         to_mask = shifted(mask.from_frame, area.left, area.top)
-        weight *= 1 - _warped(levels, to_mask, area.size_px)
+        weight *= 1 - warped(levels, to_mask, area.size_px)
     cv2.threshold(weight, _VISIBLE_OPACITY, 0, cv2.THRESH_TOZERO, dst=weight)
     return np.minimum(weight, np.float32(1), out=weight)
 
@@ -149,15 +149,6 @@ def _limit(weight: Float32Array, shapes: Sequence[Float32Array], area: FrameRect
         corner = np.array([area.left, area.top], np.float32)
         inside = drawn([shape - corner for shape in shapes], area.size_px)
         np.minimum(weight, inside * np.float32(1 / 255), out=weight)
-
-
-def _warped(image: Float32Array, matrix: Float64Array, size_px: tuple[int, int]) -> Float32Array:
-    """Returns samples of `image` at a rectangle of `size_px` (width, height), 0 outside the image;
-    `matrix`: pixels of the rectangle → image pixels.
-    """
-    samples = np.empty((size_px[1], size_px[0], *image.shape[2:]), np.float32)
-    cv2.warpAffine(image, matrix, size_px, samples, cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
-    return samples
 
 
 def _erode(image: Float32Array, width_px: int, height_px: int) -> None:

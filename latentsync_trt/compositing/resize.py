@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import cv2
 import numpy as np
 
 from latentsync_trt.face.align import inverse, rescaled, steps
@@ -49,6 +50,15 @@ def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32
     size = np.array(size_px[::-1], np.int64)
     (resized,) = _resizer().run({"image": image[None], "size": size})
     return np.asarray(resized[0], np.float32)
+
+
+def warped(image: Float32Array, matrix: Float64Array, size_px: tuple[int, int]) -> Float32Array:
+    """Returns samples of `image` at a rectangle of `size_px` (width, height), 0 outside the image;
+    `matrix`: pixels of the rectangle → image pixels.
+    """
+    samples = np.empty((size_px[1], size_px[0], *image.shape[2:]), np.float32)
+    cv2.warpAffine(image, matrix, size_px, samples, cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    return samples
 
 
 @cache
