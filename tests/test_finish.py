@@ -2,21 +2,25 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from latentsync_trt.compositing.bands import BANDS, amplify_bands, split_bands
-from latentsync_trt.compositing.blend import Blend
+from latentsync_trt.compositing.blend import Blend, FaceBlender
 from latentsync_trt.compositing.finish import Finish, TrackDetail, gains_of, grain_of
 from latentsync_trt.compositing.known_part import known_part
 from latentsync_trt.compositing.paste import composite
 from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.align import align, crop
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.live.idle import IdleFace, IdleLoop
+from latentsync_trt.live.painter import SessionPainter
 from latentsync_trt.media.color import apply_patch, planes_from_rgb
 from latentsync_trt.media.demo_clip import portrait
-from latentsync_trt.media.pictures import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.types import ColorTags, Float32Array, UInt8Array, YuvPlanes
 from tests.pictures import applied
 
@@ -227,3 +231,22 @@ def test_gains_of_one_change_nothing():
     same = picture.copy()
     amplify_bands(same, (1.0,) * BANDS)
     assert np.array_equal(same, picture)
+
+
+def test_the_first_frame_of_an_utterance_has_grain(detector: MediaPipeDetector) -> None:
+    clean = still()
+    (tracked,) = detector.detect(clean)
+    matrix, _ = align(tracked.points, None, SIDE_PX)
+    sources = [noisy(clean, 5, number) for number in range(2)]
+    faces = tuple(IdleFace(tracked, crop(source, matrix, SIDE_PX), (), 1.0) for source in sources)
+    planes = tuple(planes_from_rgb(source, ColorTags(1, 1, 1)) for source in sources)
+    size = clean.shape[1::-1]
+    loop = IdleLoop(picture_info(*size, rgb=False), planes, faces, np.zeros(0, np.float32))
+    painted = crop(clean, matrix, SIDE_PX).image * np.uint16(257)
+    nothing: Any = None
+    results = {}
+    for finish in ("match", "plain"):
+        painter = SessionPainter(nothing, loop, nothing, FaceBlender(detector, finish=finish))
+        patch = painter.patch(0, painted, begins=True)
+        results[finish] = luma(patch.rgb / 257)[patch.weight > 0.99]
+    assert 4 < np.std(results["match"] - results["plain"]) < 6

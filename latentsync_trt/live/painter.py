@@ -81,14 +81,18 @@ class SessionPainter:
         """Returns the painted face as a patch of its frame; where it `begins`, it does not depend
         on those before.
         """
-        if begins:
-            self._blender.restart()
         index = self.loop.index(position)
         face = self.loop.faces[index]
         picture = LazyRgb(self.loop.planes[index])
         fitted = fit_face(face.face, painted)
         inspected = self._blender.inspect_face(picture, fitted, face.tracked)
-        blend = self._blender.blend(0, position * FRAME_S, inspected)
+        following = None
+        if begins:
+            self._blender.restart()
+            # Detail and grain of the first frame need two: the same face in front of the next.
+            next_picture = LazyRgb(self.loop.planes[self.loop.index(position + 1)])
+            following = self._blender.inspect_face(next_picture, fitted, face.tracked)
+        blend = self._blender.blend(0, position * FRAME_S, inspected, following)
         return composite(picture, fitted, replace(blend, kept=face.kept))
 
     def picture(self, position: int, patch: Patch, opacity: float) -> YuvPlanes:
