@@ -108,7 +108,10 @@ def test_from_upload_to_result(
     named = clip | {"video": (r"C:\clips\Ann 1.mp4", clip["video"][1])}
     assert send(client, named, label="x" * 201).status_code == 422
     answer = send(
-        client, named, label="two\nlines", options={"preset": "fast", "report": True, "start": 0.04}
+        client,
+        named,
+        label="two\nlines",
+        options={"preset": "fast", "report": True, "start": 0.04, "finish": "plain"},
     )
     assert answer.status_code == 201, answer.text
     job = answer.json()
@@ -164,7 +167,8 @@ def test_from_upload_to_result(
         assert [head.headers.get(name) for name in names] == [
             whole.headers.get(name) for name in names
         ], each
-    assert worker.tasks[0].options.preset == "fast"
+    options = worker.tasks[0].options
+    assert (options.preset, options.finish) == ("fast", "plain")
     assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
     assert client.delete(path).status_code == 204
     assert client.get(path).status_code == client.get(f"{path}/result").status_code == 404
@@ -396,6 +400,7 @@ def test_what_cannot_be_used(
         ({"speaker": ["0=/etc/passwd"]}, "recordings in speaker_0"),
         ({"report": "/tmp/x.html"}, "report"),
         ({"guidance": 50}, "guidance"),
+        ({"finish": "sharp"}, "finish"),
     ):
         refused.append((send(client, clip, options=options), 422, named))
     secret = write_sound(tmp_path / "secret.wav", 1.0)

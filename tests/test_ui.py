@@ -638,5 +638,6 @@ def test_every_option_has_a_control() -> None:
     assert "--" not in parts.html.message("--no-mark, --preview, --video-bitrate")
     untouched = {name: control.value for name, control in controls.items()}
     assert parts.changed(untouched) == ({}, {})
-    given = {"crf": "20", "mark": False, "report": True, "codec": "hevc"}
+    assert untouched["finish"] == "match"
+    given = {"crf": "20", "mark": False, "report": True, "codec": "hevc", "finish": "plain"}
     assert parts.changed({**untouched, **given, "mix": "a.wav"}) == (given, {"mix": "a.wav"})
