@@ -25,7 +25,7 @@ _LEAST_POWER = 0.01
 """Power of a band, in levels², below which it says nothing of what was lost."""
 _MOST_GAIN = 3.0
 """A band that has lost more is mostly beyond what the networks saw."""
-_OVERLAP = np.array([0.7, 0.6, 0.35, 0.35, 0.35])
+_OVERLAP = np.array([0.65, 0.6, 0.35, 0.35, 0.35])
 """The filters of neighboring bands overlap, and most detail of a band lies toward the coarser one:
 so much of the difference between their gains is added to the finer one's, as measured.
 """
