@@ -22,6 +22,7 @@ from latentsync_trt.option_fields import (
     check_limits,
     option,
 )
+from latentsync_trt.redo_spans import REDO_METAVAR, RedoSpan, parse_redo
 
 MODEL_FPS = 25
 """Frames per second that LatentSync was trained at; the audio windows are cut for it."""
@@ -300,6 +301,21 @@ class SyncOptions:
     )
     overwrite: bool = option(False, "Replace the output if there is one.", group=FILES)
     resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
+    redo: tuple[RedoSpan, ...] = option(
+        (),
+        "Do this span of the output again, which is there: in seconds, or as 1:02.5-1:04. "
+        "Its parts between keyframes are painted and encoded anew, all else is copied. Repeat it "
+        "for several. Then these may differ: --seed, --preset, --steps, --guidance, --face, "
+        "--faces, --turns, --speaker, --occluders, --keep-mask and --finish.",
+        group=FILES,
+        parse=parse_redo,
+        expected="a begin and a later end, as 12.4:14 or 1:02.5-1:04",
+        metavar=REDO_METAVAR,
+    )
+    keep_source: bool = option(False, "With --redo, leave the source's picture there.", group=FILES)
+    backup: bool = option(
+        False, "Keep the output that is replaced beside it, as <output>-before.mp4.", group=FILES
+    )
     report: str | Path | None = option(
         None,
         "Page (.html) to write with measures and pictures of the result.",
@@ -320,6 +336,11 @@ class SyncOptions:
             )
         if self.preview_s is not None and self.resume:
             raise InputError("--preview and --resume exclude each other: a preview begins anew")
+        if self.redo and (self.resume or self.preview_s is not None):
+            other = "--resume" if self.resume else "--preview"
+            raise InputError(f"--redo and {other} exclude each other: a part is done anew, in full")
+        if self.keep_source and not self.redo:
+            raise InputError("--keep-source: says nothing without --redo; give it a span")
         if self.speaker and self.face != "largest":
             raise InputError(
                 f"--face {self.face} and --speaker exclude each other: --speaker says whose face"

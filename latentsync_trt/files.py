@@ -194,6 +194,26 @@ def put_in_place(finished: Path, target: Path) -> None:
         raise _kept_beside(finished, end_of_links(target), error) from error
 
 
+def keep_beside(path: Path) -> Path:
+    """Makes a file that is about to be replaced stay beside that, as "out-before.mp4", or with a
+    number where that is taken; returns its path.
+    """
+    end = end_of_links(path)
+    for number in count(1):
+        suffix = "-before" if number == 1 else f"-before-{number}"
+        kept = end.with_name(f"{end.stem}{suffix}{end.suffix}")
+        if os.path.lexists(kept):
+            continue
+        try:
+            os.link(end, kept)
+        except FileExistsError:  # made meanwhile
+            continue
+        except OSError:  # a disk without such links
+            shutil.copy2(end, kept)
+        return kept
+    raise AssertionError
+
+
 def _replace(finished: Path, target: Path) -> None:
     end = end_of_links(target)
     _keep_permissions(end, finished)

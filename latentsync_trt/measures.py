@@ -134,7 +134,7 @@ class Measures:
             color = f"color {self.color:.1f} off (Lab)"
             rows.append(("picture", f"{color}, sharpness {self.sharpness:.0%} of the source's"))
         if rows and self.from_s:
-            rows.append(("measured", f"from {self.from_s:.2f} s on, as resumed"))
+            rows.append(("measured", f"from {self.from_s:.2f} s on, not what was painted earlier"))
         return rows
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class Measures:
         elif self.misfits:
             verdict = f"alarm: {self._misfits_in_words()}; {verdict}"
         if verdict and self.from_s:
-            return f"{verdict} (measured from {self.from_s:.2f} s on, as resumed)"
+            return f"{verdict} (measured from {self.from_s:.2f} s on)"
         return verdict
 
     def _misfits_in_words(self) -> str:

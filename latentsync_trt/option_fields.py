@@ -171,23 +171,33 @@ def field_name(name: str) -> str:
     return SHORTER.get(field, field)
 
 
-def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
+def texts_by_flag(options: Any, *, leave_out: tuple[str, ...] = ()) -> dict[str, list[str]]:
     """Returns the flags that reproduce the dataclass instance `options`, without those at their
-    defaults.
+    defaults, each with the texts of its values: none of a flag that takes none.
     """
-    words: list[str] = []
+    texts: dict[str, list[str]] = {}
     for spec in fields(options):
         value = getattr(options, spec.name)
         flag = flag_name(spec.name)
         if spec.name in leave_out or value == spec.default:
             continue
         if isinstance(value, tuple) and spec.default == ():  # may be given several times
-            for item in value:
-                words += [flag, str(item)]
+            texts[flag] = [str(item) for item in value]
         elif isinstance(value, bool):
-            words.append(flag if value else spec.metadata["off"])
+            texts[flag if value else spec.metadata["off"]] = []
         else:
-            words += [flag, spec.metadata.get("show", str)(value)]
+            texts[flag] = [spec.metadata.get("show", str)(value)]
+    return texts
+
+
+def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
+    """Returns the words that reproduce `options`, as `texts_by_flag` does."""
+    words: list[str] = []
+    for flag, texts in texts_by_flag(options, leave_out=leave_out).items():
+        if not texts:
+            words.append(flag)
+        for text in texts:
+            words += [flag, text]
     return words
 
 

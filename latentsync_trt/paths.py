@@ -63,6 +63,14 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
     return Path(text)
 
 
+def path_argument(value: object, name: str) -> Path:
+    """Returns `value` as a path; raises `InputError`, naming the argument, if it cannot be one."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InputError(f"{name} {value!r}: is not a path; give a str or a pathlib.Path")
+    return local_path(text, name)
+
+
 def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
     """Returns the files in a folder that have one of the suffixes, in capitals or not, sorted by
     name; raises `InputError` if the folder cannot be read.

@@ -62,7 +62,8 @@ EVERY = """
 --length longest --extend loop --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model
 --codec prores
 --audio-segments public
---encoder prores:hq --crf 20 --no-mark --c2pa c.pem --overwrite --resume --strict
+--encoder prores:hq --crf 20 --no-mark --c2pa c.pem --overwrite --strict
+--redo 1:02.5-1:04 --redo 5:6.25 --keep-source --backup
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """
 
@@ -80,7 +81,7 @@ def parsed(cls: type[Any], words: list[str]) -> Any:
 def test_options_come_back_from_the_command_line() -> None:
     every = parsed(SyncOptions, EVERY.split())
     at_default = [spec.name for spec in fields(every) if getattr(every, spec.name) == spec.default]
-    assert at_default == ["face", "preview_s"]  # which exclude others
+    assert at_default == ["face", "preview_s", "resume"]  # which exclude others
     for options in (every, SyncOptions(cache_interval=4, face="at:10,20.5")):
         assert parsed(SyncOptions, command_line(options)) == options
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.spans import frames_from
 from latentsync_trt.sync.faces import FrameJob, Target
 from latentsync_trt.sync.inpainter import Inpainter
 from latentsync_trt.sync.painting import Painter, in_order
@@ -111,13 +112,14 @@ def painted(
         noise=np.zeros((1, 4, 1, LATENT_PX, LATENT_PX), np.float32),
         run=lambda _, action: action(),
     )
-    stages = Painter(inpainter, audio_windows, frames_done, StageClock(), lambda: None)
-    items = in_groups(gather(jobs_in, FRAMES, streams, frames_done), at_once, FRAMES)
+    paint = frames_from(frames_done)
+    stages = Painter(inpainter, audio_windows, paint, StageClock(), lambda: None)
+    items = in_groups(gather(jobs_in, FRAMES, streams, paint), at_once, FRAMES)
     done = (
         item if isinstance(item, FrameJob) else stages.decode(stages.denoise(stages.encode(item)))
         for item in items
     )
-    return in_order(done, frames_done)
+    return in_order(done, paint)
 
 
 def assert_own_mouths(

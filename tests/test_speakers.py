@@ -10,9 +10,10 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.option_fields import Speaker
+from latentsync_trt.spans import Span
 from latentsync_trt.sync.sound import Sound, resolve_speakers
 from latentsync_trt.sync.timeline import notices_of_cuts, span_of
-from latentsync_trt.sync.turns import MARGIN_S, Span, read_turns
+from latentsync_trt.sync.turns import MARGIN_S, read_turns
 
 ANN_AND_BEN = """
 ;; written by a diarization tool

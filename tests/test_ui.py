@@ -631,6 +631,7 @@ def test_every_option_has_a_control() -> None:
 
     controls = asyncio.run(make_controls())
     unset = {"faces", "overwrite", "resume", "speaker", "turns", "preview_s"}
+    unset |= {"redo", "keep_source", "backup"}
     assert {spec.name for spec in fields(SyncOptions)} - controls.keys() == unset
     assert not [
         control.info for control in controls.values() if "--" in str(getattr(control, "info", ""))

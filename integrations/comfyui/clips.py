@@ -128,6 +128,7 @@ def available(cls: type[Any]) -> list[str]:
     page could.
     """
     refused = {*file_fields(cls), "engine_cache", "overwrite", "resume", "speaker"}
+    refused |= {"redo", "keep_source", "backup"}
     return [spec.name for spec in fields(cls) if spec.name not in refused]
 
 

@@ -35,7 +35,7 @@ class BatchRequest:
         False, "Run the rows that can work although others cannot.", group=FILES
     )
     bundle: str | None = flags.bundle_option()
-    sync: SyncOptions = flags.options_of(leave_out=("resume",))
+    sync: SyncOptions = flags.options_of(leave_out=("resume", "redo", "keep_source"))
     provider: str = flags.provider_option()
     workers: int | None = flags.workers_option()
     ray: str | None = flags.ray_option()

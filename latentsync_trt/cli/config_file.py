@@ -22,6 +22,7 @@ _REFUSED_IN_LOCAL_CONFIG = (
     "stun",
     "provider_option",
     "overwrite",
+    "redo",
     "yes",
 )
 """Options that a file in the current folder, which may be a stranger's, cannot set: they let others

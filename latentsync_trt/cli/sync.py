@@ -78,7 +78,7 @@ def sync(request: SyncRequest) -> None:
 
 
 _BASIC_OPTIONS = (
-    *("video", "audio", "output", "preview_s", "overwrite", "resume", "report"),
+    *("video", "audio", "output", "preview_s", "overwrite", "resume", "redo", "report"),
     *("bundle", "preset", "face", "start", "end", "codec", "provider"),
 )
 """Options that `sync --help` shows; the others are for `--help-all`."""

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_FADE_S = Fraction(4, 25)
+FADE_S = Fraction(4, 25)
 """Time between a frame that shows none of a painted face and one that shows all of it."""
-FADE_HELD_S = 2 * _FADE_S
+FADE_HELD_S = 2 * FADE_S
 """How long frames wait until it is known whether they fade."""
 
 Opacities = dict[int, Fraction]
@@ -45,9 +45,9 @@ class _Fade:
         """Returns how much of the face shows in a frame in which it is painted."""
         opacity = Fraction(1)
         if self.begins_s is not None:
-            opacity = min(opacity, (time_s - self.begins_s) / _FADE_S)
+            opacity = min(opacity, (time_s - self.begins_s) / FADE_S)
         if self.lost_s is not None:
-            opacity = min(opacity, (self.lost_s - time_s) / _FADE_S)
+            opacity = min(opacity, (self.lost_s - time_s) / FADE_S)
         return opacity
 
 
@@ -105,7 +105,7 @@ class _Fades:
             fade = self._open[person]
             if fade.lost_s is None:
                 fade.lost_s = time_s
-            if frame.shot is None or time_s - fade.last_s >= _FADE_S:
+            if frame.shot is None or time_s - fade.last_s >= FADE_S:
                 del self._open[person]
         for person in frame.people:
             fade = self._open.setdefault(person, _Fade(begins_s, time_s))

@@ -16,9 +16,9 @@ from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.live.painter import SessionPainter
 from latentsync_trt.live.session import LiveSession
 from latentsync_trt.media.files import check_file
+from latentsync_trt.paths import path_argument
 from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.sync.inpainter import make_inpainter
-from latentsync_trt.sync.inputs import path_argument
 from latentsync_trt.sync.model_slot import ModelSlot, graphs_for
 
 IdleClip = str | Path | IdleLoop

@@ -11,6 +11,7 @@ from av.container import OutputContainer
 
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import FFMPEG_FORMATS
+from latentsync_trt.media.recipe import Ingredients
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH, ChosenSound, choose_sound
 from latentsync_trt.media.tags import file_tags, has_keys
@@ -29,6 +30,10 @@ class FileExtras:
     """When the first picture of `source` is shown in the output."""
     mark: bool = False
     """Whether the file says that AI changed the picture."""
+    ingredients: Ingredients | None = None
+    """What the file says it was made of, where it is marked."""
+    backup: bool = False
+    """Whether a file that it replaces is kept beside it."""
     sign: Callable[[Path], tuple[str, ...]] | None = None
     """Called with the complete file; returns notices."""
 
@@ -46,6 +51,8 @@ class Contents:
     """Properties of the source, for what not every part stores."""
     sound: ChosenSound
     extras: FileExtras
+    is_copied: bool = False
+    """Whether that is all of an earlier output, of which nothing is cut off any more."""
 
     @property
     def origin_s(self) -> Fraction:

@@ -10,7 +10,7 @@ import av
 from av import VideoFormat
 from av.codec import find_best_pix_fmt_of_list
 
-from latentsync_trt.config import Codec, SyncOptions
+from latentsync_trt.config import MODEL_FPS, Codec, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
 from latentsync_trt.media.conversion import bits_of
@@ -31,6 +31,13 @@ from latentsync_trt.media.encoders import (
 )
 from latentsync_trt.media.hdr import HDR_TRANSFERS
 from latentsync_trt.types import ColorTags, HdrMetadata, VideoInfo
+
+KEYFRAMES_S = Fraction(2)
+"""The longest time between keyframes, from one of which to the next a part can be done again
+without the rest. Files grow by a few percent.
+"""
+_WITHOUT_INTERVAL = ("ffv1", "prores_ks")
+"""Encoders whose keyframes are nearer than that anyway."""
 
 _X264_PICTURES = 40
 """About how many pictures x264 holds."""
@@ -142,6 +149,8 @@ def _make_encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo
     if codec == "prores":
         settings.setdefault(library.speed, "4444" if sampling == ChromaSampling(16, 16) else "hq")
     parameters = _library_parameters(library.ffmpeg, form, info)
+    if library.ffmpeg not in _WITHOUT_INTERVAL:
+        settings["g"] = str(max(1, int(KEYFRAMES_S * (info.frames_per_s or MODEL_FPS))))
     if parameters:
         settings[f"{name}-params"] = ":".join(map("=".join, parameters.items()))
     place = _chroma_place(sampling, info)
@@ -194,8 +203,9 @@ def _quality_and_speed(codec: Codec, name: str, options: SyncOptions) -> dict[st
 def _library_parameters(ffmpeg: str, form: VideoFormat, info: VideoInfo) -> dict[str, str]:
     """Returns the settings that an encoder's library takes by names of its own."""
     parameters = _hdr_parameters(ffmpeg, info.hdr)
-    if ffmpeg == "libx265":  # reports its settings on standard error
-        parameters["log-level"] = "error"
+    if ffmpeg == "libx265":
+        parameters["log-level"] = "error"  # else it reports its settings on standard error
+        parameters["open-gop"] = "0"  # no picture refers to one before its keyframe
     if ffmpeg != "libx264":
         return parameters
     if info.top_field_first is not None:  # else only the second frame says so

@@ -108,6 +108,11 @@ def picture_streams(container: InputContainer) -> list[VideoStream]:
     ]
 
 
+def video_packets(container: InputContainer) -> Iterator["Packet[Any]"]:
+    """Yields the packets of the picture of a file that this package wrote."""
+    return (packet for packet in container.demux(video=0) if packet.size)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns FFmpeg's and the system's errors into an `OutputError` that names `path`."""

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
-from itertools import chain
-from math import floor
+from itertools import chain, islice
+from math import floor, lcm
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,11 +24,13 @@ import msgspec
 from av import FFmpegError, Packet, VideoFrame, VideoStream
 from av.container import OutputContainer
 
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.files import KEPT_NAME, work_folder_of
 from latentsync_trt.media.encoders import VideoEncoder, add_video
-from latentsync_trt.media.files import TimedPackets, open_input
+from latentsync_trt.media.files import TimedPackets, open_input, video_packets
 from latentsync_trt.option_fields import from_json
+from latentsync_trt.spans import FramesToDo, frames_from
 from latentsync_trt.types import VideoInfo
 
 PART_S = Fraction(30)
@@ -38,11 +40,21 @@ WARM_UP_S = Fraction(1)
 carries over has then forgotten how it began.
 """
 _PART_SUFFIX = ".mkv"
+_FINE_PER_S = 600
+"""Units of time in a second with which no picture is visibly early or late."""
 
 
 def part_of(time_s: Fraction) -> int:
     """Returns the number of the part that holds a time of the output."""
     return floor(time_s / PART_S)
+
+
+def stamps_per_s(info: VideoInfo) -> int:
+    """Returns in how many units per second stamps of pictures are written."""
+    per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
+    if per_s < _FINE_PER_S:  # pictures held at the model's rate would be rounded visibly
+        return lcm(per_s, MODEL_FPS)
+    return per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,9 @@ class ClosedPart:
     """When its pictures are shown, in the order of its packets."""
     end: int
     """The stamp at which its last picture ends."""
+    first: int | None = None
+    """The number of its first packet in `file`, where that is a whole output of which it is a part.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +99,12 @@ class FinishedParts:
         return Fraction(0)
 
     @property
-    def paint_from(self) -> int:
-        """Index of the first frame to paint in a run that goes on: not later than that of the first
-        one to write.
-        """
+    def todo(self) -> FramesToDo:
+        """The frames that are left to a run that goes on."""
         earliest_s = max(self.end_s - WARM_UP_S, part_of(self.end_s) * PART_S)
         stamps = (stamp for part in self.parts for stamp in part.stamps)
-        return sum(stamp * self.time_base < earliest_s for stamp in stamps)
+        paint_from = sum(stamp * self.time_base < earliest_s for stamp in stamps)
+        return FramesToDo(write=frames_from(self.frames), paint=frames_from(paint_from))
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -153,7 +167,7 @@ class ResumeRequest:
                 f"{output}: {length} of an interrupted run are kept until this run has finished "
                 "a part; to go on there instead, stop it and add --resume",
             )
-        changes = list(_changes(kept.fingerprint, self.fingerprint))
+        changes = list(differences(kept.fingerprint, self.fingerprint))
         if changes:
             raise InputError(
                 f"{output}: cannot go on with the interrupted run, since this changed: "
@@ -163,7 +177,7 @@ class ResumeRequest:
         return kept, (f"{output}: goes on after {length}",)
 
 
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     """Names what differs, with both values."""
     for name in {**before, **now}:
         first = before.get(name, "not given")
@@ -241,7 +255,7 @@ def join_parts(folder: Path, finished: FinishedParts, stream: VideoStream) -> Ti
     each is decoded.
     """
     parts = finished.parts
-    packets = chain.from_iterable(_packets_of(folder, part) for part in parts)
+    packets = packets_of(folder, finished)
     decoding_stamps = _decoding_stamps(parts)
     for index, (packet, stamp) in enumerate(zip(packets, decoding_stamps, strict=False)):
         packet.dts = stamp
@@ -252,15 +266,23 @@ def join_parts(folder: Path, finished: FinishedParts, stream: VideoStream) -> Ti
         yield stamp * finished.time_base, packet
 
 
-def _packets_of(folder: Path, part: ClosedPart) -> Iterator["Packet[Any]"]:
-    """Yields the packets of a part, each with the stamp and the duration of its picture."""
+def packets_of(folder: Path, finished: FinishedParts) -> Iterator["Packet[Any]"]:
+    """Yields the packets of all parts, each with the stamp and the duration of its picture."""
+    return chain.from_iterable(_packets_of_part(folder, part) for part in finished.parts)
+
+
+def _packets_of_part(folder: Path, part: ClosedPart) -> Iterator["Packet[Any]"]:
     ordered = sorted(part.stamps)
     ends = dict(zip(ordered, [*ordered[1:], part.end], strict=True))
+    stop = None
+    if part.first is not None:
+        stop = part.first + len(part.stamps)
     with open_input(folder / part.file) as container:
-        packets = (packet for packet in container.demux(video=0) if packet.size)
+        packets = islice(video_packets(container), part.first, stop)
         for packet, stamp in zip(packets, part.stamps, strict=True):
             packet.pts = stamp
-            packet.duration = ends[stamp] - stamp
+            if part.first is None:  # else it has been rounded
+                packet.duration = ends[stamp] - stamp
             yield packet
 
 

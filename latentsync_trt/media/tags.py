@@ -16,12 +16,12 @@ Keys are for sources that have such tags; the usual ones are then written under 
 """
 
 import re
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
 from latentsync_trt.media.files import open_input
+from latentsync_trt.media.recipe import RECIPE_TAG, append_box
 from latentsync_trt.version import __version__
 
 _TOOL = f"latentsync-trt {__version__}"
@@ -62,6 +62,7 @@ _TAGS_OF_THE_FILE = (
     "encoder",
     "duration",
     "timecode",
+    RECIPE_TAG.lower(),
 )
 """Tags that describe the source's file itself, and a time code, which FFmpeg refuses for unusual
 rates.
@@ -132,9 +133,5 @@ def is_mark(name: str) -> bool:
 
 
 def append_xmp(path: Path) -> None:
-    """Adds the XMP to an .mp4 or .mov, behind all else, so that nothing in the finished file
-    moves.
-    """
-    content = _XMP_BOX.bytes + _XMP.encode()
-    with path.open("ab") as file:
-        file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)
+    """Adds the XMP to an .mp4 or .mov."""
+    append_box(path, _XMP_BOX, _XMP.encode())

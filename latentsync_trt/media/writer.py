@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
-from math import lcm
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +16,6 @@ from latentsync_trt.errors import InferenceError, NoFaceError, OutOfMemory, Outp
 from latentsync_trt.files import (
     KEPT_NAME,
     end_of_links,
-    put_in_place,
     temporary_folder,
     work_folder,
 )
@@ -26,8 +24,14 @@ from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.encoders import VideoEncoder
 from latentsync_trt.media.files import writing
 from latentsync_trt.media.losses import losses
-from latentsync_trt.media.muxing import assemble
-from latentsync_trt.media.parts import FinishedParts, PartWriter, ResumeRequest, part_of
+from latentsync_trt.media.muxing import make_whole, replace_output
+from latentsync_trt.media.parts import (
+    FinishedParts,
+    PartWriter,
+    ResumeRequest,
+    part_of,
+    stamps_per_s,
+)
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.media.timing import nearest
@@ -44,8 +48,6 @@ _CAN_GO_ON = (KeyboardInterrupt, OutOfMemory, InferenceError, OutputError)
 """Errors after which the same command may succeed: Ctrl-C, a lack of memory, a lost GPU, a full
 disk.
 """
-_FINE_PER_S = 600
-"""Units of time in a second with which no picture is visibly early or late."""
 
 
 class VideoWriter:
@@ -79,9 +81,7 @@ class VideoWriter:
         self._resume = resume
         self._contents = choose_contents(suffix, encoder, info, extras)
         self._maker = PictureMaker(info, encoder)
-        per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
-        if per_s < _FINE_PER_S:  # pictures held at the model's rate would be rounded visibly
-            per_s = lcm(per_s, MODEL_FPS)
+        per_s = stamps_per_s(info)
         self._finished = FinishedParts({}, per_s)
         self.notices = tuple(losses(self._contents))
         """What the output cannot preserve, and what is done with an interrupted run."""
@@ -92,8 +92,7 @@ class VideoWriter:
         """Frames that an interrupted run has finished; `write` ignores those of a lower index."""
         self.end_s = self._finished.end_s
         """When the last frame ends."""
-        self.paint_from = self._finished.paint_from
-        """The index of the first frame to paint, see `FinishedParts`."""
+        self.todo = self._finished.todo
         self._part: PartWriter | None = None
         self._part_number = -1
         self._last_stamp = -1
@@ -184,14 +183,12 @@ class VideoWriter:
             self._close_part(self._stamp(self.end_s), last=True)
             if not self._finished.parts:
                 raise OutputError(f"{self.output}: no frame was written")
-            # short, as Windows limits paths to 259 characters
-            whole = self._folder / f"whole{self.output.suffix}"
-            self.notices += assemble(whole, self._folder, self._finished, self._contents)
-            sign = self._contents.extras.sign
-            if sign is not None:
-                self.notices += sign(whole)
+            whole, notices = make_whole(
+                self._folder, self.output.suffix, self._finished, self._contents
+            )
+            self.notices += notices
             try:
-                put_in_place(whole, self.output)
+                self.notices += replace_output(self.output, whole, self._contents)
             finally:
                 if not whole.exists():  # nothing is left to go on with
                     (self._folder / KEPT_NAME).unlink(missing_ok=True)

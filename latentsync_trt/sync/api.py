@@ -14,7 +14,8 @@ from latentsync_trt.audio.encoder import AudioFeatures
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle, manifest_sha256, resolution_of
 from latentsync_trt.config import AudioSegments, RuntimeOptions, SyncOptions
-from latentsync_trt.sync.inputs import Helpers, Inputs, check_inputs, path_argument
+from latentsync_trt.paths import path_argument
+from latentsync_trt.sync.inputs import Helpers, Inputs, check_inputs
 from latentsync_trt.sync.speech import encode_recording
 from latentsync_trt.types import Float32Array, ProgressCallback, SyncReport
 

@@ -15,7 +15,7 @@ from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.composing import composed_frames
 from latentsync_trt.sync.inpainter import make_inpainter
-from latentsync_trt.sync.output import open_writer, write_frames
+from latentsync_trt.sync.output import write_frames
 from latentsync_trt.sync.pace import Pace
 from latentsync_trt.sync.painting import Painter, paint_frames
 from latentsync_trt.sync.report import quality_of, report_of
@@ -23,6 +23,7 @@ from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.source import clip_stages, gathered_windows
 from latentsync_trt.sync.speech import OpenSpeech, asking
 from latentsync_trt.sync.timeline import timeline_of
+from latentsync_trt.sync.writers import open_writer
 from latentsync_trt.types import Float32Array, Progress, SyncReport
 
 
@@ -35,16 +36,20 @@ def sync_clip(run: RunContext) -> SyncReport:
         writer = open_writer(run, timeline)
         run.add_notices((*timeline.notices, *writer.notices))
         stages = clip_stages(run, timeline)
-        windows = gathered_windows(run, timeline, stages, quality, writer.paint_from)
+        windows = gathered_windows(run, timeline, stages, quality, writer.todo)
         stack.enter_context(closing(windows))
         model = _open_networks(run)
         pace = Pace(
-            perf_counter(), writer.paint_from, timeline.frames, model.bundle.manifest.frames
+            perf_counter(),
+            writer.todo,
+            timeline.frames,
+            timeline.playback.expected_frames(run.inputs.info),
+            model.bundle.manifest.frames,
         )
         painter = Painter(
             make_inpainter(model, run.inputs.options, run.inputs.helpers.noise),
             speech.windows,
-            writer.paint_from,
+            writer.todo.paint,
             run.clock,
             stages.check,
         )
@@ -53,7 +58,7 @@ def sync_clip(run: RunContext) -> SyncReport:
             run, quality, paint_frames(windows, painter, stages, model), stages
         )
         stack.enter_context(closing(composed))
-        faces = write_frames(run, writer, composed, timeline, stages.leave, pace)
+        faces = write_frames(run, writer, composed, stages.leave, pace)
     run.add_notices(writer.notices)
     return report_of(run, writer.end_s, faces, pace, quality)
 

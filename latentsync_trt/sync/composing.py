@@ -18,6 +18,7 @@ from latentsync_trt.compositing.resize import FittedFace, fit_face
 from latentsync_trt.measure.quality import PaintSample, Quality
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
+from latentsync_trt.sync.redo import left_as_source
 from latentsync_trt.sync.run_context import RunContext
 from latentsync_trt.sync.threads import ClipStages, StageClock
 from latentsync_trt.types import AlignedFace, Enhancer, Frame, Patch, UInt16Array
@@ -78,6 +79,7 @@ def composed_frames(
         run.detector, paste=options.paste, finish=options.finish, seed=options.seed
     )
     composer = Composer(blender, run.inputs.helpers.enhancer, quality, run.clock)
+    jobs = left_as_source(jobs, options)
     return composer.stages(jobs, partial(stages.prefetch, on_wait=run.on_progress.ask))
 
 

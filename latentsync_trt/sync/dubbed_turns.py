@@ -13,12 +13,13 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import NoFaceError, Notices
 from latentsync_trt.face.active_speaker import Turn
 from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.spans import Span
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.faces import analyze
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.source_speakers import detect_speakers
 from latentsync_trt.sync.speech import FindSpeech
-from latentsync_trt.sync.turns import MARGIN_S, Span, SpeakerTurns
+from latentsync_trt.sync.turns import MARGIN_S, SpeakerTurns
 from latentsync_trt.types import BoolArray, FaceDetector, Float64Array, runs_of_true, within
 
 IntArray = NDArray[np.int64]

@@ -145,7 +145,7 @@ class FaceFinder:
         resolution_px: side of an aligned face.
         choice: whose face; or the speaker of each person, by their numbers in `faces`: else raises
             `InputError`.
-        wanted: whether faces are painted at this time of the output; at others, none is searched.
+        wanted: whether faces are searched in a frame.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
     """
 
@@ -155,7 +155,7 @@ class FaceFinder:
         resolution_px: int,
         *,
         choice: FaceChoice | Mapping[int, int] = LARGEST,
-        wanted: Callable[[Fraction], bool] = lambda _: True,
+        wanted: Callable[[Frame], bool] = lambda _: True,
         pixel_aspect: Fraction = Fraction(1),
         clock: StageClock | None = None,
     ) -> None:
@@ -175,7 +175,7 @@ class FaceFinder:
         `find` waits for nothing else.
         """
         with self._clock.measure("decode"):
-            if self._wanted(frame.time_s):
+            if self._wanted(frame):
                 for place in self._places:
                     _ = frame.picture[place]  # converts this part
         return frame
@@ -215,7 +215,7 @@ class FaceFinder:
         with closing(frames):
             if isinstance(self._faces, Tracks):
                 for frame in frames:
-                    wanted = self._wanted(frame.time_s)
+                    wanted = self._wanted(frame)
                     yield frame, self._faces.at(frame.source_s) if wanted else None
             else:
                 yield from self._search(self._faces, frames)
@@ -227,7 +227,7 @@ class FaceFinder:
         for frame in frames:
             ready: list[SeenFrame] = []
             with self._clock.measure("face", frames=0):
-                if self._wanted(frame.time_s):
+                if self._wanted(frame):
                     picture = square(frame.picture, self._pixel_aspect)
                     overview = partial(_overview, frame, self._pixel_aspect)
                     seen = tracker.update(picture, frame.time_s, frame.planes, overview)

@@ -1,6 +1,5 @@
 """Checks everything that a run needs from its caller, before anything heavy is loaded."""
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,13 +14,22 @@ from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.output_path import check_output_path, is_begun
 from latentsync_trt.media.playback import HELD_S, video_stream
 from latentsync_trt.media.reader import probe
-from latentsync_trt.paths import local_path
+from latentsync_trt.paths import path_argument
+from latentsync_trt.sync.option_files import (
+    check_enhancer_of,
+    credentials_of,
+    earlier_of,
+    keep_mask_of,
+    page_of,
+    tracks_of,
+)
 from latentsync_trt.sync.sound import Sound, sound_of
 from latentsync_trt.types import Enhancer, FaceDetector, Float32Array, VideoInfo
 
 if TYPE_CHECKING:
     from latentsync_trt.face.track_file import Tracks
     from latentsync_trt.media.c2pa import Credentials
+    from latentsync_trt.media.earlier_result import EarlierResult
     from latentsync_trt.media.keep_mask import KeepMask
 
 
@@ -57,6 +65,8 @@ class Inputs:
     """What `--c2pa` names."""
     page: Path | None
     """Where to write the report."""
+    earlier: "EarlierResult | None" = None
+    """The result of which `--redo` does a part again."""
 
 
 def check_inputs(
@@ -84,7 +94,7 @@ def check_inputs(
     mix = None if options.mix is None else path_argument(options.mix, "--mix")
     _check_sources(source, recording, mix)
     sound = sound_of(source, recording, mix, options)
-    replaces = options.overwrite or (options.resume and is_begun(target))
+    replaces = options.overwrite or bool(options.redo) or (options.resume and is_begun(target))
     files = [source, *sound.files]
     if options.keep_mask is not None:
         files.append(path_argument(options.keep_mask, "--keep-mask"))
@@ -96,10 +106,7 @@ def check_inputs(
         duration_s += sound.picture_delay_s
         _check_time(source, "start", options.start, duration_s, duration_s)
         _check_time(source, "end", options.end, duration_s, duration_s + HELD_S)
-    if options.enhancer is not None:
-        from latentsync_trt.compositing.enhancer import check_enhancer
-
-        check_enhancer(options.enhancer)
+    check_enhancer_of(options)
     return Inputs(
         options,
         helpers or Helpers(),
@@ -108,10 +115,11 @@ def check_inputs(
         replace(info, duration_s=duration_s),
         encoder,
         sound,
-        tracks=_tracks(source, info, options),
-        keep_mask=_keep_mask(source, info, options),
-        credentials=_credentials(target, options),
-        page=_page(options, overwrite=replaces),
+        tracks=tracks_of(source, info, options),
+        keep_mask=keep_mask_of(source, info, options),
+        credentials=credentials_of(target, options),
+        page=page_of(options, overwrite=replaces),
+        earlier=earlier_of(target, options),
     )
 
 
@@ -141,52 +149,3 @@ def _check_time(
     if time_s is not None and time_s >= end_s:
         lasts = f"{video} lasts {float(lasts_s):.2f} s"
         raise InputError(f"--{name} {float(time_s):g}: {lasts}; give a time in it")
-
-
-# Modules that few runs need, which load OpenCV and more, are imported by these functions.
-
-
-def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | None":
-    if options.faces is None:
-        return None
-    from latentsync_trt.face.track_file import mark_of, read_tracks
-
-    path = path_argument(options.faces, "--faces")
-    tracks = read_tracks(path)
-    tracks.check_clip(mark_of(video, info), path)
-    if options.face == "speaking" and tracks.turns is None and len(tracks.people) > 1:
-        problem = f"--face speaking: {path} does not say who speaks"
-        raise InputError(f"{problem}; write it anew with latentsync-trt faces")
-    return tracks
-
-
-def _keep_mask(video: Path, info: VideoInfo, options: SyncOptions) -> "KeepMask | None":
-    if options.keep_mask is None:
-        return None
-    from latentsync_trt.media.keep_mask import check_keep_mask
-
-    return check_keep_mask(path_argument(options.keep_mask, "--keep-mask"), video, info)
-
-
-def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
-    if options.c2pa is None:
-        return None
-    from latentsync_trt.media.c2pa import read_credentials
-
-    return read_credentials(path_argument(options.c2pa, "--c2pa"), output)
-
-
-def _page(options: SyncOptions, *, overwrite: bool) -> Path | None:
-    if options.report is None:
-        return None
-    from latentsync_trt.measure.page import page_path
-
-    return page_path(options.report, "--report", overwrite=overwrite)
-
-
-def path_argument(value: object, name: str) -> Path:
-    """Returns `value` as a path; raises `InputError`, naming the argument, if it cannot be one."""
-    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str):
-        raise InputError(f"{name} {value!r}: is not a path; give a str or a pathlib.Path")
-    return local_path(text, name)

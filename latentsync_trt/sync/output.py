@@ -1,7 +1,6 @@
 """The last stage: frames with their patches become the file."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -9,17 +8,13 @@ from pathlib import Path
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.search import TURNED_AWAY
 from latentsync_trt.measures import Interval
-from latentsync_trt.media.c2pa import sign
-from latentsync_trt.media.contents import FileExtras
-from latentsync_trt.media.parts import ResumeRequest
 from latentsync_trt.media.pictures import small_rgb
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.spans import Span, joined
 from latentsync_trt.sync.faces import FrameJob
-from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.pace import Pace
+from latentsync_trt.sync.redo import UnpaintedSpans
 from latentsync_trt.sync.run_context import RunContext
-from latentsync_trt.sync.timeline import Timeline, soundtrack_of
-from latentsync_trt.sync.turns import Span, joined
+from latentsync_trt.sync.writers import OutputWriter
 from latentsync_trt.types import Frame, Patch, Progress, UInt8Array
 
 _ONE_TIME_S = Fraction(1, 2)
@@ -28,51 +23,30 @@ _MOST_TIMES = 5
 """How many times a notice names."""
 
 
-def open_writer(run: RunContext, timeline: Timeline) -> VideoWriter:
-    """Returns the writer of the output, whose block publishes it; raises as `VideoWriter`."""
-    inputs = run.inputs
-    credentials = inputs.credentials
-    info = inputs.info
-    fps = timeline.playback.fps
-    if fps is not None:
-        info = replace(info, frames_per_s=fps, time_base=1 / fps)
-
-    def sign_output(path: Path) -> tuple[str, ...]:
-        if credentials is None:
-            return ()
-        return sign(path, inputs.video, credentials, inputs.output.name)
-
-    extras = FileExtras(
-        soundtrack_of(inputs.sound, timeline.span),
-        inputs.video,
-        inputs.sound.picture_delay_s,
-        mark=inputs.options.mark,
-        sign=sign_output,
-    )
-    depends_on = fingerprint(inputs, run.slot.bundle.folder, run.slot.selection.name)
-    resume = ResumeRequest(depends_on, inputs.options.resume)
-    return VideoWriter(inputs.output, info, inputs.encoder, extras, resume)
-
-
 def write_frames(
     run: RunContext,
-    writer: VideoWriter,
+    writer: OutputWriter,
     composed: Iterable[tuple[FrameJob, tuple[Patch, ...]]],
-    timeline: Timeline,
     leave: Callable[[], None],
     pace: Pace,
 ) -> FaceStats:
-    """Writes every frame that an earlier run has not written; calls `leave` for each.
+    """Writes every frame that the file lacks; calls `leave` for each.
 
-    Raises `NoFaceError` if none of them shows a face.
+    Raises `NoFaceError` if none of them shows a face, or none of a span that is to be done again.
     """
     video = run.inputs.video
-    expected = timeline.playback.expected_frames(run.inputs.info)
+    todo = writer.todo
+    unpainted = UnpaintedSpans(run.inputs)
     faces = FaceStats()
     problems = _SourceProblems()
-    run.on_progress(Progress("painting first frames", writer.frames_done, expected))
+    done = todo.write.start - todo.counted.start
+    run.on_progress(Progress("painting first frames", done, pace.total))
     for job, patches in composed:
         frame = job.frame
+        if frame.index not in todo.counted:
+            leave()
+            run.on_progress.ask()
+            continue
         faces.add(
             frame,
             job.seen,
@@ -82,22 +56,24 @@ def write_frames(
             painted=[target.person for target in job.targets],
         )
         problems.add(frame)
+        unpainted.add(job)
         leave()
-        if frame.index < pace.frames_done:
+        if frame.index not in todo.paint and frame.index not in todo.write:
             run.on_progress.ask()
             continue
         with run.clock.measure("encode"):
             writer.write(frame, patches)
-        pace.add(frame.time_s, job.painting)
-        if frame.index == writer.frames_done:
+        pace.add(frame, job.painting)
+        if frame.index == todo.write.start:
             run.add_notices(writer.notices)
-        if frame.index >= writer.frames_done:  # and was not painted again
+        if frame.index in todo.write:  # and was not painted again
             picture = partial(small_rgb, run.inputs.info, frame, patches)
-            run.on_progress(_progress(frame, faces.frames, expected, pace, picture))
+            run.on_progress(_progress(frame, faces.frames, pace, picture))
     run.add_notices(problems.notices(video))
     run.add_notices(_notices_of_front(faces.in_front))
     run.add_notices(_notices_of_turns(faces.untouched))
-    if not faces.frames_with_face:
+    unpainted.check()
+    if not (faces.frames_with_face or run.inputs.options.keep_source):
         raise faces.no_face(video)
     turned = faces.turned_notice(video)
     if turned is not None:
@@ -106,19 +82,17 @@ def write_frames(
     return faces
 
 
-def _progress(
-    frame: Frame, count: int, expected: int | None, pace: Pace, picture: Callable[[], UInt8Array]
-) -> Progress:
+def _progress(frame: Frame, count: int, pace: Pace, picture: Callable[[], UInt8Array]) -> Progress:
     """Returns how far a run is that has written `count` frames, of which `frame` is the last."""
-    total = None if expected is None else max(count, expected)
+    total = None if pace.total is None else max(count, pace.total)
     return Progress(
         "lip-sync",
         count,
         total,
         picture,
         written_s=float(frame.time_s + frame.duration_s),
-        frames_per_s=pace.frames_per_s(count),
-        left_s=pace.left_s(count, total),
+        frames_per_s=pace.frames_per_s(),
+        left_s=pace.left_s(),
     )
 
 

@@ -5,6 +5,9 @@ from fractions import Fraction
 from math import ceil
 from time import perf_counter
 
+from latentsync_trt.spans import FramesToDo
+from latentsync_trt.types import Frame
+
 _UNPAINTED_COST = Fraction(1, 10)
 """A frame that is not painted takes about this part of the time of one that is."""
 
@@ -41,14 +44,21 @@ class Pace:
 
     Args:
         opened_s: when all networks were open, on the scale of `perf_counter`.
-        frames_done: how many frames an earlier run has written, which are not painted.
-        part: the frames that may be painted.
+        todo: which frames are painted and written.
+        synced: the frames in the part that is synced.
+        frames: about how many the output has; None where nobody knows.
         window_frames: how many are painted at once.
     """
 
-    def __init__(self, opened_s: float, frames_done: int, part: range, window_frames: int) -> None:
+    def __init__(
+        self,
+        opened_s: float,
+        todo: FramesToDo,
+        synced: range,
+        frames: int | None,
+        window_frames: int,
+    ) -> None:
         self.opened_s = opened_s
-        self.frames_done = frames_done
         self.painting: PaintingProgress | None = None
         """What the newest frame says."""
         self.written_s = opened_s
@@ -56,57 +66,68 @@ class Pace:
         open, where none was."""
         self.from_s: Fraction | None = None
         """When the first frame begins that this run has written."""
-        self._part = part
+        self.end = todo.paint.start
+        """The index after the newest frame that was painted and written."""
+        self.total: int | None = None
+        """About how many frames are counted."""
+        self._stop: int | None = None
+        if frames is not None:
+            self.total = min(frames, len(todo.counted))
+            self._stop = min(frames, todo.write.stop)
+        self._paint_from = todo.paint.start
+        self._part = range(synced.start, min(synced.stop, todo.paint.stop))
         self._window_frames = window_frames
 
-    def add(self, time_s: Fraction, painting: PaintingProgress | None) -> None:
-        """Adds a frame that was written now, and begins at `time_s` of the output."""
+    def add(self, frame: Frame, painting: PaintingProgress | None) -> None:
+        """Adds a frame that was written now."""
         if self.from_s is None:
-            self.from_s = time_s
+            self.from_s = frame.time_s
+        self.end = frame.index + 1
         self.painting = painting
         self.written_s = perf_counter()
 
-    def frames_per_s(self, count: int) -> float:
-        """Returns the pace of painting, where `count` frames were written; 0 before any."""
-        newest = self._newest(count)
+    def frames_per_s(self) -> float:
+        """Returns the pace of painting; 0 before any frame."""
+        newest = self._newest()
         begun_s = self.opened_s
         if self.painting is not None and self.painting.begun_s < newest.time_s:
             begun_s = self.painting.begun_s
-        painted = newest.end - max(self._part.start, self.frames_done)
+        painted = newest.end - max(self._part.start, self._paint_from)
         return max(painted, 0) / (newest.time_s - begun_s)
 
-    def left_s(self, count: int, expected: int | None) -> float | None:
-        """Returns the seconds until the last of `expected` frames, where `count` were written; None
-        before one is painted.
+    def left_s(self) -> float | None:
+        """Returns the seconds until the last frame; None before one is painted, or where nobody
+        knows which that is.
         """
-        pace = self.frames_per_s(count)
-        if not pace or expected is None:
+        pace = self.frames_per_s()
+        if not pace or self._stop is None:
             return None
-        newest = self._newest(count)
+        expected = max(self._stop, self.end)
+        newest = self._newest()
         stop = min(self._part.stop, expected)
         windows = ceil(max(stop - newest.end, 0) / self._window_frames)
         # A window takes as long for one frame as for all.
-        frames = windows * self._window_frames + (expected - max(stop, count)) * _UNPAINTED_COST
+        frames = windows * self._window_frames + (expected - max(stop, self.end)) * _UNPAINTED_COST
         left_s = float(frames) / pace
         if windows:
             left_s -= perf_counter() - newest.time_s
         return max(left_s, 0.0)
 
-    def steady_since(self, count: int) -> PaintedUntil:
-        """Returns when the first windows were painted, of a clip of `count` frames; or when the
-        networks were open, where fewer frames follow the first windows than these have.
+    def steady_since(self) -> PaintedUntil:
+        """Returns when the first windows were painted; or when the networks were open, where fewer
+        frames follow the first windows than these have.
         """
-        opened = PaintedUntil(self.opened_s, self.frames_done)
+        opened = PaintedUntil(self.opened_s, self._paint_from)
         if self.painting is None:
-            return PaintedUntil(self.opened_s, count)
+            return PaintedUntil(self.opened_s, self.end)
         first = self.painting.first
-        if count - first.end < first.end - self.frames_done:
+        if self.end - first.end < first.end - self._paint_from:
             return opened
         return first
 
-    def _newest(self, count: int) -> PaintedUntil:
-        """Returns when the newest of `count` frames that may be painted was painted or written."""
-        reached = min(count, self._part.stop)
+    def _newest(self) -> PaintedUntil:
+        """Returns when the newest frame that may be painted was painted or written."""
+        reached = min(self.end, self._part.stop)
         if self.painting is not None and self.painting.last.end >= reached:
             return self.painting.last
         return PaintedUntil(self.written_s, reached)

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from latentsync_trt.runtime.model import Model
+from latentsync_trt.spans import ALL_FRAMES, FrameRanges
 from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
 from latentsync_trt.sync.inpainter import Inpainter
 from latentsync_trt.sync.pace import PaintedUntil, PaintingProgress
@@ -55,7 +56,7 @@ class PaintedWindows:
     """The new faces of windows that were painted together."""
 
     faces: dict[Target, UInt16Array]
-    """Pictures `(H, H, 3)`, 257 × the 8-bit level; none of frames that are written already."""
+    """Pictures `(H, H, 3)`, 257 × the 8-bit level; none of frames that are not painted."""
     progress: PaintingProgress
     """How far painting is with these windows alone."""
 
@@ -67,8 +68,8 @@ class Painter:
     inpainter: Inpainter
     audio_windows: Callable[[int, Sequence[Fraction]], Float32Array]
     """Runs a network for the audio features `(n, S, D)` of a speaker, by number, at some times."""
-    frames_done: int
-    """Frames before this one are written already."""
+    paint: FrameRanges
+    """The frames that are painted."""
     clock: StageClock
     check: Callable[[], None]
     """Called after each step of denoising; raises to stop."""
@@ -121,7 +122,7 @@ class Painter:
         uses_all = len(window.used) == len(window.items)
         for position in window.used:
             target = window.items[position]
-            if target.index >= self.frames_done:
+            if target.index in self.paint:
                 picture = painted[position]
                 # Pictures of a window are parts of one array, which would stay in memory.
                 faces[target] = picture if uses_all else picture.copy()
@@ -153,7 +154,7 @@ def paint_frames(
     encoded = stage(groups, partial(_unless_frame, painter.encode), name="encode faces")
     denoised = stage(encoded, partial(_unless_frame, painter.denoise), name="denoise")
     decoded = stage(denoised, partial(_unless_frame, painter.decode), name="decode faces")
-    return stages.prefetch(in_order(decoded, painter.frames_done), name="paint")
+    return stages.prefetch(in_order(decoded, painter.paint), name="paint")
 
 
 def _unless_frame(change: Callable[[Any], Any], item: Any) -> Any:
@@ -164,7 +165,7 @@ def _unless_frame(change: Callable[[Any], Any], item: Any) -> Any:
 
 
 def in_order(
-    items: Generator[FrameJob | PaintedWindows, None, None], frames_done: int
+    items: Generator[FrameJob | PaintedWindows, None, None], paint: FrameRanges = ALL_FRAMES
 ) -> FrameJobs:
     """Yields every job in order, with its painted faces, as soon as these are there."""
     waiting: deque[FrameJob] = deque()
@@ -178,7 +179,7 @@ def in_order(
                 painted |= item.faces
                 progress = item.progress if progress is None else progress.then(item.progress)
             while waiting and (
-                waiting[0].frame.index < frames_done or painted.keys() >= set(waiting[0].targets)
+                waiting[0].frame.index not in paint or painted.keys() >= set(waiting[0].targets)
             ):
                 job = waiting.popleft()
                 faces = tuple(painted.pop(each) for each in job.targets if each in painted)

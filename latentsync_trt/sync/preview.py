@@ -6,10 +6,10 @@ from fractions import Fraction
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.media.playback import short_number
+from latentsync_trt.spans import Span
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import FindSpeech
-from latentsync_trt.sync.turns import Span
 
 
 def preview_of(inputs: Inputs, find_speech: FindSpeech) -> tuple[Inputs, str]:

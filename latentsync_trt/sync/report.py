@@ -49,7 +49,7 @@ def report_of(
     """
     wall_s = perf_counter() - run.start_s
     model = run.model()
-    steady = pace.steady_since(faces.frames)
+    steady = pace.steady_since()
     painting_s = pace.written_s - steady.time_s
     report = SyncReport(
         output=str(run.inputs.output),
@@ -63,7 +63,7 @@ def report_of(
         opened_s=pace.opened_s - run.start_s,
         startup_s=steady.time_s - run.start_s,
         finish_s=run.start_s + wall_s - pace.written_s,
-        frames_per_s=(faces.frames - steady.end) / painting_s if painting_s else 0.0,
+        frames_per_s=(pace.end - steady.end) / painting_s if painting_s else 0.0,
         stages=run.clock.times(),
         engines=model.times(),
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),

@@ -2,10 +2,10 @@
 
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from math import ceil
 
 from latentsync_trt.compositing.fading import FADE_HELD_S
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.choice import LARGEST, named_speakers
 from latentsync_trt.face.look_ahead import LOOK_AHEAD_S
 from latentsync_trt.face.tracker import FaceTracker
@@ -13,6 +13,7 @@ from latentsync_trt.files import end_of_links
 from latentsync_trt.measure.quality import Quality
 from latentsync_trt.media.pictures import forget_on_disk, keep_on_disk, max_frames_in_memory
 from latentsync_trt.media.reader import read_frames
+from latentsync_trt.spans import FramesToDo
 from latentsync_trt.sync.faces import FaceFinder, FrameJobs, analyze
 from latentsync_trt.sync.fronts import UNSEEN_FRAMES, with_fronts
 from latentsync_trt.sync.run_context import RunContext
@@ -30,7 +31,7 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
     as they hold back: then frames are kept on disk.
     """
     window_frames = streams_at(timeline.frames_per_s) * run.slot.bundle.manifest.frames
-    fading_frames = ceil((FADE_HELD_S + LOOK_AHEAD_S) * (timeline.frames_per_s or MODEL_FPS))
+    fading_frames = ceil((FADE_HELD_S + LOOK_AHEAD_S) * timeline.assumed_fps)
     left_frames = max_frames_in_memory(run.inputs.info) - fading_frames
     least_frames = window_frames + UNSEEN_FRAMES + _FRAMES_IN_TRANSIT
     held_frames = max(least_frames, left_frames)
@@ -44,19 +45,23 @@ def clip_stages(run: RunContext, timeline: Timeline) -> ClipStages:
 
 
 def gathered_windows(
-    run: RunContext, timeline: Timeline, stages: ClipStages, quality: Quality, frames_done: int
+    run: RunContext, timeline: Timeline, stages: ClipStages, quality: Quality, todo: FramesToDo
 ) -> GatheredJobs:
-    """Returns every frame of the output, and the windows of faces to paint, from now on while the
-    model opens. `frames_done`: as for `gather`.
+    """Returns every frame of the output up to the last one to do, and the windows of faces to
+    paint, from now on while the model opens.
     """
-    aligned = _with_checks(run, quality, _aligned_frames(run, timeline, stages))
+    aligned = _with_checks(run, quality, _aligned_frames(run, timeline, stages, todo))
     frames = run.slot.bundle.manifest.frames
-    windows = gather(aligned, frames, streams_at(timeline.frames_per_s), frames_done)
+    windows = gather(aligned, frames, streams_at(timeline.frames_per_s), todo.paint)
     return stages.prefetch_frames(windows, depth=frames, name="gather")
 
 
-def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> FrameJobs:
-    """Returns every frame of the output with the aligned faces of those who speak."""
+def _aligned_frames(
+    run: RunContext, timeline: Timeline, stages: ClipStages, todo: FramesToDo
+) -> FrameJobs:
+    """Returns every frame of the output up to the last one in which faces are searched, with the
+    aligned faces of those who speak.
+    """
     inputs = run.inputs
     tracks = inputs.tracks
     choice = inputs.sound.face_choice(inputs.options.face)
@@ -68,15 +73,16 @@ def _aligned_frames(run: RunContext, timeline: Timeline, stages: ClipStages) -> 
         tracks or FaceTracker(detector),
         run.resolution_px,
         choice=choice,
-        wanted=timeline.span.__contains__,
+        wanted=partial(timeline.is_searched, todo),
         pixel_aspect=aspect,
         clock=run.clock,
     )
     store = None
     if stages.on_disk:
         store = partial(keep_on_disk, folder=end_of_links(inputs.output).parent)
-    frames = stages.entering(read_frames(inputs.video, timeline.playback, store), run.clock)
-    decoded = stages.prefetch_frames(frames, finder.convert_expected_faces, name="decode")
+    frames = islice(read_frames(inputs.video, timeline.playback, store), todo.search.stop)
+    entered = stages.entering(frames, run.clock)
+    decoded = stages.prefetch_frames(entered, finder.convert_expected_faces, name="decode")
     chosen = stages.prefetch_frames(finder.choose(decoded), name="face")
     seen = with_fronts(chosen, inputs.options.occluders, run.detector, aspect, run.clock)
     mask = None

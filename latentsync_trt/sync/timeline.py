@@ -12,10 +12,11 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.playback import Playback, notices_of_length, short_number
 from latentsync_trt.media.sound_pieces import SoundPiece, splice
+from latentsync_trt.spans import NO_END_S, FramesToDo, Span
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.sync.sound import Sound
 from latentsync_trt.sync.speech import OpenSpeech
-from latentsync_trt.sync.turns import NO_END_S, Span
+from latentsync_trt.types import Frame
 
 _NOTABLE_CUT_S = Fraction(1, 10)
 """Seconds of speech whose cut needs a notice."""
@@ -35,8 +36,16 @@ class Timeline:
     @property
     def frames(self) -> range:
         """The approximate indices of the frames that are synced."""
-        rate = self.frames_per_s or MODEL_FPS
+        rate = self.assumed_fps
         return range(ceil(self.span.start_s * rate), ceil(self.span.end_s * rate))
+
+    @property
+    def assumed_fps(self) -> Fraction:
+        return self.frames_per_s or Fraction(MODEL_FPS)
+
+    def is_searched(self, todo: FramesToDo, frame: Frame) -> bool:
+        """Returns whether faces are searched in a frame."""
+        return frame.time_s in self.span and frame.index in todo.search
 
 
 def timeline_of(inputs: Inputs, speech: OpenSpeech) -> Timeline:

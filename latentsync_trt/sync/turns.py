@@ -1,8 +1,6 @@
-"""Spans of time, and turns: when each speaker of a recording is painted, as RTTM files say."""
+"""Turns: when each speaker of a recording is painted, as RTTM files say."""
 
-import sys
 from bisect import bisect
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import attrgetter
@@ -10,6 +8,7 @@ from pathlib import Path
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.paths import read_text
+from latentsync_trt.spans import Span, joined
 
 MARGIN_S = Fraction(1, 5)
 """A face is painted from this long before its turn until this long after: lips open before the
@@ -17,35 +16,6 @@ first sound is heard, and a frame attends to 0.1 s of sound around it."""
 
 _TURN = "SPEAKER file 1 onset duration <NA> <NA> name <NA> <NA>"
 """What a line of an RTTM file looks like."""
-
-
-NO_END_S = Fraction(sys.maxsize)
-"""The end of a span that goes on to the end of the output, whenever that is."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Span:
-    """A part of the output or of a source, in exact seconds."""
-
-    start_s: Fraction = Fraction(0)
-    end_s: Fraction = NO_END_S
-
-    def __contains__(self, time_s: Fraction) -> bool:
-        return self.start_s <= time_s < self.end_s
-
-    def __str__(self) -> str:
-        return f"{float(self.start_s):.2f} to {float(self.end_s):.2f}"
-
-
-def joined(spans: Iterable[Span], gap_s: Fraction) -> tuple[Span, ...]:
-    """Returns the spans in order; those that are apart by at most `gap_s` become one."""
-    ascending = list[Span]()
-    for span in sorted(spans):
-        if ascending and span.start_s - ascending[-1].end_s <= gap_s:
-            before = ascending.pop()
-            span = Span(before.start_s, max(before.end_s, span.end_s))
-        ascending.append(span)
-    return tuple(ascending)
 
 
 @dataclass(frozen=True, slots=True)

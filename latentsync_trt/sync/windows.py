@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from latentsync_trt.spans import ALL_FRAMES, FrameRanges
 from latentsync_trt.sync.faces import FrameJob, FrameJobs, Target
 from latentsync_trt.types import UInt8Array
 
@@ -113,20 +114,21 @@ class _Stream(Generic[T]):
         return [Window(tuple(islice(mirrored, self._frames)), range(self._pending))]
 
 
-def gather(jobs: FrameJobs, frames: int, streams: int = 1, frames_done: int = 0) -> GatheredJobs:
+def gather(
+    jobs: FrameJobs, frames: int, streams: int = 1, paint: FrameRanges = ALL_FRAMES
+) -> GatheredJobs:
     """Yields every job in order, each followed by the windows that it completes.
 
     Args:
         frames: F, the length of a window.
         streams: as for `WindowPlanner`.
-        frames_done: frames before this one have been written already; windows of such frames alone
-            are left out.
+        paint: the frames that are painted; windows of others alone are left out.
     """
     planner: WindowPlanner[Target] = WindowPlanner(frames, streams=streams)
 
     def completed(targets: Iterable[Target]) -> Iterator[Window[Target]]:
         for window in planner.push({target.track_id: target for target in targets}):
-            if window.items[window.used[-1]].index >= frames_done:
+            if any(window.items[position].index in paint for position in window.used):
                 yield window
 
     with closing(jobs):

@@ -38,7 +38,10 @@ SHOWN = [
 ]
 """Options that are always visible; others are folded."""
 
-_LEFT_OUT = ("preview_s", "faces", "overwrite", "resume", "speaker", "turns")
+_LEFT_OUT = (
+    *("preview_s", "faces", "overwrite", "resume", "speaker", "turns"),
+    *("redo", "keep_source", "backup"),
+)
 """Options without a control: `preview_s` has a button, and `faces` are what the page finds."""
 
 _LABELS = {
