@@ -42,7 +42,7 @@ def of_format(pixel_format: str, **values: Any) -> VideoInfo:
         (
             {"encoder": "x265", "crf": 20},
             "libx265",
-            {"crf": "20", "x265-params": "log-level=error"},
+            {"crf": "20", "x265-params": "log-level=error:open-gop=0"},
         ),
         ({"codec": "prores", "encoder": "prores:lt"}, "prores_ks", {"profile": "lt"}),
         (
