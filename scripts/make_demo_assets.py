@@ -1,5 +1,5 @@
-"""Makes the inputs of `latentsync-trt demo`: a public-domain portrait, synthetic speech and the
-mouth that speaks it.
+"""Makes the inputs of `latentsync-trt demo`: a public-domain portrait, synthetic speech, the
+times of its words, and the mouth that speaks it.
 
     python scripts/make_demo_assets.py        # needs the dev extra
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from latentsync_trt.config import MODEL_FPS  # noqa: E402
-from latentsync_trt.media.demo_clip import ASSETS, SENTENCE  # noqa: E402
+from latentsync_trt.media.demo_clip import ASSETS, SENTENCE, WORDS_FILE  # noqa: E402
 from scripts.train_demo.score import SPOKEN_MOUTH_FILE  # noqa: E402
 from scripts.train_demo.speech import Speaker, Utterance, Voice  # noqa: E402
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track  # noqa: E402
@@ -42,6 +42,7 @@ def main() -> None:
     samples, track = with_pauses(spoken)
     write_flac(samples, spoken.rate_hz, ASSETS / "speech.flac")
     write_track(track, SPOKEN_MOUTH_FILE)
+    write_words(spoken, WORDS_FILE)
 
 
 def with_pauses(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
@@ -73,6 +74,15 @@ def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
         f"{target.name}: {len(samples) / rate_hz:.2f} s "
         f"at {rate_hz} Hz, {target.stat().st_size} bytes"
     )
+
+
+def write_words(spoken: Utterance, target: Path) -> None:
+    """One line per word, in the format of `spoken_words`."""
+    starts = [f"{start_s + PAUSE_S:.2f},{word}" for word, start_s in spoken.words]
+    end_s = len(spoken.samples) / spoken.rate_hz + PAUSE_S
+    lines = ["start_s,word", *starts, f"{end_s:.2f},"]
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    print(f"{target.name}: {len(spoken.words)} words")
 
 
 def write_track(track: MouthTrack, target: Path) -> None:

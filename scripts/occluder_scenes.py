@@ -19,7 +19,7 @@ from latentsync_trt.compositing.outline import OVAL, drawn
 from latentsync_trt.face.align import align, crop_size_px, mouth_mask, rescaled
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import face_of
-from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.media.demo_clip import Camera, camera_frames
 from latentsync_trt.types import (
     AlignedFace,
     BoolArray,
@@ -145,7 +145,7 @@ def load_clip(name: str, assets: Path, kept: Path, detector: MediaPipeDetector) 
 
 def _read(name: str, assets: Path) -> Iterator[UInt8Array]:
     if name == "portrait":
-        yield from camera_frames(Fraction(6))
+        yield from camera_frames(Fraction(6), Camera(480, 1.7))
         return
     with av.open(str(assets / f"{name}_video.mp4")) as file:
         for frame in file.decode(video=0):

@@ -16,9 +16,9 @@ from av.stream import Disposition
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.face.people import FaceStats
+from latentsync_trt.media import demo_clip
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.contents import FileExtras
-from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
@@ -191,6 +191,15 @@ def rewritten(source: Path, output: Path, **options: Any) -> VideoWriter:
         for frame in read_frames(source):
             writer.write(frame)
     return writer
+
+
+CLOSE = demo_clip.Camera(480, 1.7)
+"""Closer to the face than the built-in clip: there is more of it to change."""
+
+
+def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
+    """Frames of the portrait, filmed by a moving camera, uint8 `(480, 480, 3)` RGB."""
+    return demo_clip.camera_frames(duration_s, CLOSE)
 
 
 def half(pictures: Iterable[UInt8Array]) -> Iterator[UInt8Array]:

@@ -21,11 +21,10 @@ import numpy as np
 from latentsync_trt.audio.vad import find_speech
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import Float32Array, UInt8Array, within
-from tests.clips import read_audio
+from tests.clips import camera_frames, read_audio
 from tests.sounds import sound_packets
 
 Way = Literal["speaks", "mute", "rests", "nods", "turns", "slow", "chews", "smiles"]

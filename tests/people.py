@@ -11,11 +11,11 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.media.demo_clip import DEMO_SIDE_PX, camera_frames
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import Float32Array, UInt8Array
+from tests.clips import CLOSE, camera_frames
 
-_FACE = (DEMO_SIDE_PX / 2, DEMO_SIDE_PX * 0.45)
+_FACE = (CLOSE.side_px / 2, CLOSE.side_px * 0.45)
 _WIDER = 1.2
 _CHIN = 0.35
 
@@ -46,10 +46,10 @@ def _change() -> tuple[Float32Array, ...]:
     """Where the second person's pixels are in the first one's picture, their gain, and what is
     added.
     """
-    y, x = np.mgrid[0:DEMO_SIDE_PX, 0:DEMO_SIDE_PX].astype(np.float32)
+    y, x = np.mgrid[0 : CLOSE.side_px, 0 : CLOSE.side_px].astype(np.float32)
     across = x - _FACE[0]
     down = y - _FACE[1]
-    lower = np.clip(down / DEMO_SIDE_PX, 0, 1)
+    lower = np.clip(down / CLOSE.side_px, 0, 1)
     # Mirrored; wider towards the jaw, and stretched below the nose.
     map_x = _FACE[0] - across / (_WIDER + lower)
     map_y = _FACE[1] + down * (1 - _CHIN * lower)
@@ -57,7 +57,7 @@ def _change() -> tuple[Float32Array, ...]:
         ..., None
     ]
     bald = np.clip((-down - 58) / 10, 0, 1)[..., None]
-    light = (0.2 + 1.5 * x / DEMO_SIDE_PX)[..., None]
+    light = (0.2 + 1.5 * x / CLOSE.side_px)[..., None]
     wall = 60 + 90 * (np.sin(x / 45) * np.sin(y / 30) > 0)[..., None] * np.array([1.0, 0.8, 0.5])
     near = np.clip(6 * (1.15 - np.hypot(across / 110, (down + 10) / 165)), 0, 1)[..., None]
     gain = near * light * (1 - bald) * (1 - 0.75 * beard)

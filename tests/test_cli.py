@@ -206,5 +206,5 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     assert "face in 8" in out
     assert "cannot tell" in out and ": too short" in out
     assert len(decoded(folder / "source.mp4")) == len(decoded(folder / "out.mp4")) == 8
-    for name, width_px in (("side_by_side.png", 5 * 264), ("sync.png", 1200)):
+    for name, width_px in (("side_by_side.png", 180 + 256), ("sync.png", 1200)):
         assert cv2.imread(str(folder / name)).shape[1] >= width_px

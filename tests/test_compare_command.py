@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.cli import main
-from latentsync_trt.media.demo_clip import camera_frames
-from tests.clips import decoded, decoded_audio, write_clip, write_face, write_video
+from tests.clips import camera_frames, decoded, decoded_audio, write_clip, write_face, write_video
 from tests.perturbed import perturbed_copy
 from tests.small import small_bundle
 

@@ -95,7 +95,10 @@ def test_every_face_speaks(run: Run, name: str, source: str) -> None:
     before, after = (np.stack(decoded(Path(f"{each}.mp4"))).astype(int) for each in (source, name))
     assert len(after) == FRAMES
     changed = abs(after - before).max(axis=(0, 3)) > 40
-    assert all(person.any() for person in np.split(changed, changed.shape[1] // 480, axis=1))
+    assert all(
+        person.any()
+        for person in np.split(changed, changed.shape[1] // demo_clip.DEMO_CAMERA.side_px, axis=1)
+    )
 
 
 def test_serve_client(run: Run, tmp_path: Path) -> None:

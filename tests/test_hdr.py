@@ -15,13 +15,12 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import apply_patch
 from latentsync_trt.media.conversion import frame_from_planes, metadata_of
-from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.encoder_choice import choose_encoder
 from latentsync_trt.media.hdr import HLG, PQ, hdr_curve
 from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
-from tests.clips import write_sound, write_video
+from tests.clips import camera_frames, write_sound, write_video
 from tests.pictures import SAMPLINGS, decoded_planes, noise
 
 

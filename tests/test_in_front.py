@@ -13,13 +13,12 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.compositing.occluders import FrontMask, OccluderFinder
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.fronts import FrontStage
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import BoolArray, Face, SyncReport
-from tests.clips import decoded, frame_at, write_sound
+from tests.clips import camera_frames, decoded, frame_at, write_sound
 
 LENGTH = 36
 IN_FRONT = range(14, 26)

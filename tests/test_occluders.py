@@ -12,12 +12,11 @@ from latentsync_trt.face.align import transformed, transformed_face
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.fronts import FrontStage
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Picture, UInt8Array
-from tests.clips import frame_at
+from tests.clips import camera_frames, frame_at
 
 FREE = 12
 COVERED = 4

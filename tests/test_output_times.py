@@ -11,8 +11,8 @@ from PIL import Image
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.media.audio import audio_duration_s
-from latentsync_trt.media.demo_clip import camera_frames, portrait
-from tests.clips import copied, write_sound, write_video
+from latentsync_trt.media.demo_clip import portrait
+from tests.clips import camera_frames, copied, write_sound, write_video
 
 QUICK = SyncOptions(steps=1, guidance=1.0)
 VARIABLE_MS = [0, 33, 120, 160, 200, 240]

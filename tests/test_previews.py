@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.media.demo_clip import camera_frames, portrait
+from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.media.previews import plays, write_preview
 from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.checks import check_media
 from latentsync_trt.web.uploads import analyze_upload
-from tests.clips import decoded
+from tests.clips import camera_frames, decoded
 from tests.heif import write_heif
 
 FRAMES = 10

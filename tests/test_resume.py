@@ -24,12 +24,11 @@ from latentsync_trt import Helpers, LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, OutOfMemory
 from latentsync_trt.files import work_folder_of
-from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import FinishedParts
 from latentsync_trt.sync.fingerprint import fingerprint
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.types import Progress
-from tests.clips import write_clip, write_sound, write_video
+from tests.clips import camera_frames, write_clip, write_sound, write_video
 from tests.small import small_bundle
 
 MINUTES = 20

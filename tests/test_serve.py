@@ -24,8 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from latentsync_trt.batch.job_store import JobStore
 from latentsync_trt.batch.tasks import Started, TaskError
 from latentsync_trt.errors import OutputError
-from latentsync_trt.media.demo_clip import camera_frames
-from tests.clips import write_face, write_sound
+from tests.clips import camera_frames, write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until, upload_of
 
 pytestmark = pytest.mark.integration

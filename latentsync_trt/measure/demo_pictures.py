@@ -5,22 +5,19 @@ from fractions import Fraction
 from pathlib import Path
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.measure.clips import (
-    choose_moments,
-    face_views,
-    masked,
-    measure_clip,
-    square_rgb,
-)
+from latentsync_trt.measure.clips import face_views, masked, measure_clip, square_rgb
 from latentsync_trt.measure.lips import measure_lips
+from latentsync_trt.measure.moments import speaking_moments
 from latentsync_trt.measure.page import SHOWN_PX, face_grid, sync_figure, write_png
-from latentsync_trt.media.demo_clip import SpokenClip
+from latentsync_trt.media.demo_clip import SpokenClip, spoken_words
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
 SIDE_BY_SIDE = "side_by_side.png"
-"""Name of the picture with source, masked face and result at six moments."""
+"""Name of the picture with source, masked face and result where the mouth is widest, round, shut
+and silent.
+"""
 SYNC_PLOT = "sync.png"
 """Name of the picture with speech and mouth over time."""
 
@@ -36,9 +33,9 @@ def write_demo_pictures(
     delays = delays_of(clip.video, clip.audio)
     curves = measure_clip(result, clip.audio, delay_s=delays.sound_s, on_progress=on_progress)
     lips = measure_lips(curves).with_figures
-    plot = sync_figure({"measured in the result": curves}, f"Lips: {lips}")
+    moments = speaking_moments(curves, spoken_words(clip.audio))
+    plot = sync_figure({"measured in the result": curves}, f"Lips: {lips}", moments)
     write_png(result.with_name(SYNC_PLOT), plot)
-    moments = choose_moments(curves)
     rate = Fraction(MODEL_FPS)
     playback = Playback(rate, len(curves) / rate, SyncOptions().extend, delays.picture_s)
     frames = [

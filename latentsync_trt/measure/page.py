@@ -4,6 +4,7 @@ import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import cv2
@@ -123,9 +124,13 @@ def write_png(path: Path, figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 
-def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
+def sync_figure(
+    results: Mapping[str, Curves],
+    title: str = "",
+    moments: Mapping[int, str] = MappingProxyType({}),
+) -> "Figure":
     """Returns a plot of the loudness of the speech, and below it of the gap between the lips in one
-    or two results of it, by name.
+    or two results of it, by name; `moments`: labels of frames of the first.
     """
     from matplotlib.figure import Figure
 
@@ -146,6 +151,11 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
         lips.plot(
             time_s, curves.gaps, ".-", color=color, markersize=4, label=name, rasterized=as_pixels
         )
+    for index, label in moments.items():
+        place = (float(time_s[index]), float(first.gaps[index]))
+        lips.plot(*place, "o", color="black", markersize=6, fillstyle="none")
+        kind = label.partition("\n")[0]
+        lips.annotate(kind, place, (6, 6), textcoords="offset points", fontsize=9)
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
     lips.set(xlim=(0, len(first) / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil, pi, sin
 from pathlib import Path
 
@@ -18,18 +19,35 @@ from latentsync_trt.types import Float64Array, UInt8Array
 
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
+WORDS_FILE = ASSETS / "words.csv"
+"""When each word of the built-in speech begins."""
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
-DEMO_SIDE_PX = 480
 _FACE_PX = (224.0, 125.0)
 """Center of the face in the portrait, and of the camera's path."""
-_ZOOM = 1.7
-"""The mean zoom: head and shoulders fill the frame. The sways are those of a hand-held camera."""
+_FACE_HEIGHT = 0.45
+"""Where the face is in a frame, from 0 = top to 1 = bottom."""
 _ZOOM_SWAY = 0.06
-_PAN_SWAY_PX = 7.0
+"""The sways are those of a hand-held camera."""
+_PAN_SWAY = 7 / 480
+"""As a share of the frame's side."""
 _TURN_SWAY_DEG = 2.5
 _PERIODS_S = (3.1, 4.3, 5.7)
 """Periods of zoom, pan and rotation, so that no view comes again within a clip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """How the portrait is filmed."""
+
+    side_px: int
+    """Frames are squares of this size."""
+    zoom: float
+    """Frame pixels for a pixel of the portrait, on average."""
+
+
+DEMO_CAMERA = Camera(480, 1.7)
+"""Head and shoulders fill the frame."""
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
@@ -51,6 +69,26 @@ class SpokenClip:
     """As rows of measurements show it."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word of a recording."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+def spoken_words(audio: Path) -> list[SpokenWord]:
+    """Returns the words of the built-in speech, none of another recording."""
+    if audio != SPEECH:
+        return []
+    rows = [line.split(",") for line in WORDS_FILE.read_text("utf-8").splitlines()[1:]]
+    words = list[SpokenWord]()
+    for (start, text), (end, _) in pairwise(rows):
+        words.append(SpokenWord(text, float(start), float(end)))
+    return words
+
+
 def choose_clip(
     video: Path | None, audio: Path | None, folder: Path, name: str = "portrait.mp4"
 ) -> SpokenClip:
@@ -69,7 +107,7 @@ def choose_clip(
         return SpokenClip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
     target = folder / name
     write_pictures(target, camera_frames(duration_s))
-    return SpokenClip(target, speech, f"built-in {DEMO_SIDE_PX}×{DEMO_SIDE_PX}")
+    return SpokenClip(target, speech, f"built-in {DEMO_CAMERA.side_px}×{DEMO_CAMERA.side_px}")
 
 
 def portrait() -> UInt8Array:
@@ -79,29 +117,36 @@ def portrait() -> UInt8Array:
     return np.asarray(cv2.imdecode(content, cv2.IMREAD_COLOR_RGB), np.uint8)
 
 
-def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
-    """Yields frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's
+def camera_frames(duration_s: Fraction, camera: Camera = DEMO_CAMERA) -> Iterator[UInt8Array]:
+    """Yields frames of the clip that cover `duration_s`, uint8 `(side, side, 3)` RGB at the model's
     rate.
     """
     rgb = portrait()
-    size = (DEMO_SIDE_PX, DEMO_SIDE_PX)
     for index in range(ceil(duration_s * MODEL_FPS)):
-        frame = cv2.warpAffine(
-            rgb,
-            _camera(index / MODEL_FPS),
-            size,
-            flags=cv2.INTER_CUBIC,
-            borderMode=cv2.BORDER_REFLECT_101,
-        )
-        yield np.asarray(frame, np.uint8)
+        yield filmed(rgb, index, camera)
 
 
-def _camera(time_s: float) -> Float64Array:
+def filmed(rgb: UInt8Array, index: int, camera: Camera = DEMO_CAMERA) -> UInt8Array:
+    """Returns what the camera sees of a picture of the portrait's size in a frame of the clip,
+    uint8 `(side, side, 3)`.
+    """
+    frame = cv2.warpAffine(
+        rgb,
+        _view(index / MODEL_FPS, camera),
+        (camera.side_px, camera.side_px),
+        flags=cv2.INTER_CUBIC,
+        borderMode=cv2.BORDER_REFLECT_101,
+    )
+    return np.asarray(frame, np.uint8)
+
+
+def _view(time_s: float, camera: Camera) -> Float64Array:
     """Returns the map `(2, 3)` from pixels of the portrait to those of the frame at a time."""
     zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
-    zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
+    zoom = camera.zoom * (1 + _ZOOM_SWAY * sin(zoom_phase))
     turn_deg = _TURN_SWAY_DEG * sin(turn_phase)
+    pan_px = _PAN_SWAY * camera.side_px
     matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, turn_deg, zoom), np.float64)
-    matrix[0, 2] += DEMO_SIDE_PX / 2 - _FACE_PX[0] + _PAN_SWAY_PX * sin(pan_phase)
-    matrix[1, 2] += DEMO_SIDE_PX * 0.45 - _FACE_PX[1] + _PAN_SWAY_PX * sin(pan_phase / 2)
+    matrix[0, 2] += camera.side_px / 2 - _FACE_PX[0] + pan_px * sin(pan_phase)
+    matrix[1, 2] += camera.side_px * _FACE_HEIGHT - _FACE_PX[1] + pan_px * sin(pan_phase / 2)
     return matrix

@@ -7,176 +7,159 @@ jitter. Several takes of one scene keep the network from memorizing which mouth 
 image without using the audio.
 """
 
-import multiprocessing
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import product
-from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from latentsync_trt.face.align import crop
-from latentsync_trt.face.choice import MainFace
-from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
+from latentsync_trt.face.align import crop_size_px, inverse
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 from scripts.train_demo.scene import PortraitRenderer, Scene
 from scripts.train_demo.speech import Int64Array, Speech
+from scripts.train_demo.warp import sampled
 
-_MOUTHS = "mouths.npy"
-# share of scenes whose source keeps the photographed mouth; in the others it speaks
 _STILL_SHARE = 0.5
-_LOWEST = np.array([0.0, -1.0, 0.0])
-_HIGHEST = np.array([1.0, 1.0, 1.0])
-
-Levels = tuple[int, int, int]  # poses of the atlas along opening, width and rounding
-Segment = tuple[int, int]  # a recording, and the frame in it at which the segment begins
+"""Share of scenes whose source keeps the photographed mouth; in the others it speaks."""
+Segment = tuple[int, int]
+"""A recording, and the frame in it at which the segment begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlan:
-    """Scenes of `frames` frames and `takes` takes each at `resolution_px`; `mouths`: the size of
-    the atlas.
+    """Scenes of `frames` frames and `takes` takes each at `resolution_px`; `cameras`: how many
+    paths of camera and head they share, since following the face along one takes seconds.
     """
 
     scenes: int
+    cameras: int
     takes: int
     frames: int
     resolution_px: int
-    mouths: Levels
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedClip:
+    """A scene, what its source says, None = nothing with the photographed mouth, and its takes."""
+
+    scene: Scene
+    source: Segment | None
+    takes: list[Segment]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """Where the face is along each path of the camera."""
+
+    matrices: Float64Array
+    """From frame to crop pixels, `(cameras, n, 2, 3)`."""
+    tracked: BoolArray
+    """`(cameras,)`: the face was never lost."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clips:
-    """Aligned faces, uint8 RGB: `spoken (c, t, n, R, R, 3)`, the targets; `source (c, n, R, R, 3)`,
-    the input.
+    """Aligned faces, uint8 RGB on a device: `spoken (c, t, n, R, R, 3)`, the targets; `source (c,
+    n, R, R, 3)`, the input.
 
-    `recording`, `first` `(c, t)`: where in the speech each take begins. `tracked (c,)`: the face
-    was never lost.
+    `recording`, `first` `(c, t)`: where in the speech each take begins.
     """
 
-    spoken: UInt8Array
-    source: UInt8Array
+    spoken: Tensor
+    source: Tensor
     recording: Int64Array
     first: Int64Array
-    tracked: BoolArray
 
 
-def render_clips(speech: Speech, plan: ClipPlan, seed: int, processes: int, folder: Path) -> Clips:
-    """Renders and aligns all clips into `folder`, cycling through the recordings that are long
-    enough; memory-mapped.
-
-    The result does not depend on the number of processes.
-    """
-    folder.mkdir(parents=True)
-    picture = (plan.frames, plan.resolution_px, plan.resolution_px, 3)
-    for name, shape in (
-        ("spoken", (plan.scenes, plan.takes, *picture)),
-        ("source", (plan.scenes, *picture)),
-    ):
-        np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, shape).flush()
-    long_enough = [index for index in range(len(speech)) if speech.frames(index) >= plan.frames]
-    drawn = [_draw_clip(speech, plan, long_enough, seed, number) for number in range(plan.scenes)]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        _draw_atlas(folder / _MOUTHS, plan.mouths, pool)
-        tracked = list(
-            pool.imap(partial(_render, folder, plan.mouths), enumerate(drawn), chunksize=1)
-        )
-    spoken, source = (
-        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("spoken", "source")
-    )
-    starts = np.array([takes for _, takes, _ in drawn])
-    return Clips(spoken, source, starts[..., 0], starts[..., 1], np.array(tracked))
+def plan_clips(speech: Speech, plan: ClipPlan, seed: int) -> list[PlannedClip]:
+    """Draws all scenes, cycling through the recordings that are long enough."""
+    recordings = [index for index in range(len(speech)) if speech.frames(index) >= plan.frames]
+    return [_planned(speech, plan, recordings, seed, number) for number in range(plan.scenes)]
 
 
-_Drawn = tuple[Scene, list[Segment], list[Float32Array | None]]
-"""A scene, the segments of its takes, and the mouths `(n, 3)` of the source, None = the
-photographed one, and of all takes.
-"""
-
-
-def _draw_clip(
+def _planned(
     speech: Speech, plan: ClipPlan, recordings: list[int], seed: int, number: int
-) -> _Drawn:
-    generator = np.random.Generator(np.random.PCG64([seed, number]))
+) -> PlannedClip:
+    camera = number % plan.cameras
+    scene = Scene(np.random.Generator(np.random.PCG64([seed, camera])))
+    if number >= plan.cameras:
+        scene.take_light(Scene(np.random.Generator(np.random.PCG64([seed, number]))))
+    generator = np.random.Generator(np.random.PCG64([seed, number, 1]))
 
     def segment(recording: int) -> Segment:
         return recording, int(generator.integers(speech.frames(recording) - plan.frames + 1))
 
-    def mouths(segment: Segment) -> Float32Array:
-        start = speech.starts[segment[0]] + segment[1]
-        return speech.track[start : start + plan.frames]
-
     first = number * plan.takes
     takes = [segment(recordings[(first + take) % len(recordings)]) for take in range(plan.takes)]
     still = generator.random() < _STILL_SHARE
-    source = None if still else mouths(segment(int(generator.choice(recordings))))
-    return Scene(generator), takes, [source, *map(mouths, takes)]
+    source = None if still else segment(int(generator.choice(recordings)))
+    return PlannedClip(scene, source, takes)
 
 
-def _render(folder: Path, levels: Levels, numbered: tuple[int, _Drawn]) -> bool:
-    """Writes one clip; False if the face was lost, which leaves the clip incomplete."""
-    number, (scene, _, mouths) = numbered
-    renderer, detector = _atlas_renderer(folder / _MOUTHS, levels)
-    spoken, source = (
-        np.load(folder / f"{name}.npy", mmap_mode="r+")[number] for name in ("spoken", "source")
-    )
-    side_px = source.shape[1]
-    tracker = MainFace(detector, side_px)
-    track_id = None
-    for index in range(len(source)):
-        poses = [None if track is None else track[index] for track in mouths]
-        source_frame, *targets = renderer.variants(scene, poses, index)
-        tracked = tracker.update(source_frame)
-        if tracked is None or track_id not in (None, tracked.track_id):
-            return False
-        track_id = tracked.track_id
-        matrix = tracked.matrix
-        source[index] = crop(source_frame, matrix, side_px).image
-        for take, target in zip(spoken, targets, strict=True):
-            take[index] = crop(target, matrix, side_px).image
-    return True
+def source_poses(speech: Speech, clip: PlannedClip, frames: int) -> Float32Array | None:
+    """The mouths `(frames, 5)` of a clip's source."""
+    return None if clip.source is None else _poses(speech, clip.source, frames)
 
 
-def _draw_atlas(path: Path, levels: Levels, pool: Any) -> None:
-    """Draws mouths ahead of time on a grid of poses, because drawing one is slow: uint8 `(*levels,
-    h, w, 3)`.
-    """
-    steps = [
-        np.linspace(low, high, count)
-        for low, high, count in zip(_LOWEST, _HIGHEST, levels, strict=True)
-    ]
-    images = np.stack(list(pool.imap(_draw, product(*steps), chunksize=8)))
-    np.save(path, images.reshape(*levels, *images.shape[1:]))
+def _poses(speech: Speech, segment: Segment, frames: int) -> Float32Array:
+    start = speech.starts[segment[0]] + segment[1]
+    return speech.track[start : start + frames]
 
 
-def _draw(pose: Any) -> UInt8Array:
-    return _renderer().draw(pose)
+def render_clips(
+    speech: Speech,
+    plan: ClipPlan,
+    planned: list[PlannedClip],
+    alignment: Alignment,
+    renderer: PortraitRenderer,
+) -> Clips:
+    """Renders all clips whose face was never lost, and cuts their faces out."""
+    spoken = []
+    source = []
+    kept = []
+    cropper = _Cropper(plan.resolution_px, renderer.device)
+    indices = torch.arange(plan.frames)
+    for number, clip in enumerate(planned):
+        camera = number % plan.cameras
+        if not alignment.tracked[camera]:
+            continue
+        kept.append(clip)
+        speaking = source_poses(speech, clip, plan.frames)
+        poses = [speaking, *(_poses(speech, take, plan.frames) for take in clip.takes)]
+        tensors = [None if pose is None else torch.from_numpy(pose) for pose in poses]
+        frames = renderer.variants(clip.scene, indices, tensors)
+        faces = [cropper.faces(variant, alignment.matrices[camera]) for variant in frames]
+        source.append(faces[0])
+        spoken.append(torch.stack(faces[1:]))
+    starts = np.array([clip.takes for clip in kept])
+    return Clips(torch.stack(spoken), torch.stack(source), starts[..., 0], starts[..., 1])
 
 
-@lru_cache(maxsize=1)
-def _renderer() -> PortraitRenderer:
-    # There are as many processes as cores: more threads would only slow them down.
-    cv2.setNumThreads(1)
-    return PortraitRenderer()
+class _Cropper:
+    """Cuts faces out as `face.align.crop` does, of many frames at once."""
+
+    def __init__(self, resolution_px: int, device: torch.device) -> None:
+        width, height = crop_size_px(resolution_px)
+        columns = torch.arange(width, device=device)
+        rows = torch.arange(height, device=device)
+        places = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1)
+        self._places = F.pad(places.float(), (0, 1), value=1.0)
+        self._down, self._across = (
+            _resizing(size, resolution_px).to(device) for size in (height, width)
+        )
+
+    def faces(self, frames: Tensor, matrices: Float64Array) -> Tensor:
+        """uint8 `(n, R, R, 3)` of `frames (n, 3, h, w)`; `matrices (n, 2, 3)`: from `align`."""
+        back = np.stack([inverse(matrix) for matrix in matrices]).astype(np.float32)
+        at = torch.einsum("hwk,nck->nhwc", self._places, torch.from_numpy(back).to(frames.device))
+        upright = sampled(frames, at[..., 0], at[..., 1]).round()
+        faces = self._down @ upright @ self._across.T
+        return faces.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
-@lru_cache(maxsize=1)
-def _atlas_renderer(mouths: Path, levels: Levels) -> tuple[PortraitRenderer, MediaPipeDetector]:
-    images = np.load(mouths, mmap_mode="r")
-    last = np.array(levels) - 1
-
-    def interpolated(pose: Float32Array) -> UInt8Array:
-        """Trilinear; poses beyond the grid are clipped to it."""
-        position = ((pose.astype(np.float64) - _LOWEST) / (_HIGHEST - _LOWEST)).clip(0, 1) * last
-        low = np.minimum(position.astype(np.int64), np.maximum(last - 1, 0))
-        share = position - low
-        total = np.zeros(images.shape[3:], np.float32)
-        for corner in product((0, 1), repeat=3):
-            weight = float(np.prod(np.where(corner, share, 1 - share)))
-            if weight:
-                cv2.scaleAdd(images[tuple(low + corner)].astype(np.float32), weight, total, total)
-        return np.rint(total).astype(np.uint8)
-
-    return PortraitRenderer(interpolated), MediaPipeDetector()
+def _resizing(before: int, after: int) -> Tensor:
+    """The matrix `(after, before)` by which OpenCV's Lanczos filter resizes a column."""
+    unit = np.eye(before, dtype=np.float32)
+    return torch.from_numpy(cv2.resize(unit, (before, after), interpolation=cv2.INTER_LANCZOS4))

@@ -149,22 +149,21 @@ class AudioFeatures:
 
 
 class FaceDataset:
-    """Aligned faces on a device, without the scenes in which the face was lost.
+    """Aligned faces on a device.
 
     `spoken (t, n, R, R, 3)` uint8: all takes of all scenes; `recording`, `first` `(t,)`: where
     their speech begins; `scene (t,)`: index into `source (c, n, R, R, 3)`.
     """
 
-    def __init__(self, clips: Clips, device: torch.device) -> None:
-        kept = np.flatnonzero(clips.tracked)
-        if not len(kept):
+    def __init__(self, clips: Clips) -> None:
+        if not len(clips.spoken):
             raise ValueError("the face tracker lost the face in every clip; nothing to train on")
-        self.spoken = torch.from_numpy(clips.spoken[kept]).to(device).flatten(0, 1)
-        self.source = torch.from_numpy(clips.source[kept]).to(device)
-        self.recording = clips.recording[kept].ravel()
-        self.first = clips.first[kept].ravel()
-        self.scene = np.repeat(np.arange(len(kept)), clips.spoken.shape[1])
-        self.device = device
+        self.spoken = clips.spoken.flatten(0, 1)
+        self.source = clips.source
+        self.recording = clips.recording.ravel()
+        self.first = clips.first.ravel()
+        self.scene = np.repeat(np.arange(len(clips.spoken)), clips.spoken.shape[1])
+        self.device = self.spoken.device
 
     def __len__(self) -> int:
         return len(self.recording)

@@ -1,23 +1,25 @@
-"""Draws the portrait's mouth in any pose: warps lips and chin of the photograph, and paints the
-inside of the mouth.
+"""Draws the portrait's mouth in many poses at once: warps lips, cheeks and chin of the photograph,
+and shows the inside of the mouth between the lips.
 
-Coordinates are pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`. Local
-coordinates have their origin in the center of the mouth, the first axis from its left to its right
-corner, and half its width as their unit.
+Coordinates are pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`, or local:
+with the center of the mouth as origin, the first axis from its left to its right corner, the second
+one down, and half its width as unit.
 """
 
 import cv2
 import numpy as np
-from scipy.interpolate import RBFInterpolator
+import torch
+from torch import Tensor
 
 from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
+from scripts.train_demo.inside import InsideOfMouth, Lips, smoothstep
+from scripts.train_demo.warp import warped
 
 ENLARGE = 2
-_GRID_PX = 6
-# keeps a spline solvable where two points nearly coincide, at an error far below a pixel
-_SMOOTHING = 5e-4
-# left, top, right, bottom in the photograph, in pixels; nothing outside is changed
 AREA = (160, 96, 288, 204)
+"""Left, top, right and bottom in the photograph, in pixels; nothing outside is changed."""
+
+# Points of FaceMesh.
 _UPPER_INNER = (78, 191, 80, 81, 82, 13, 312, 311, 310, 415, 308)
 _LOWER_INNER = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308)
 _UPPER_OUTER = (61, 185, 40, 39, 37, 0, 267, 269, 270, 409, 291)
@@ -28,287 +30,236 @@ _FIXED = (1, 2, 98, 327, 64, 294, 129, 358, 50, 280, 123, 352, 205, 425, 147, 37
 _CHEEK = (212, 432, 57, 287, 216, 436)
 
 # In units of half the photographed mouth's width.
-_HALF_WIDTH = 0.9
-_SPREAD = 0.1
-_PURSE = 0.3
-_GAP = 0.66  # the gap between the lips of a fully open mouth
-_UPPER_SHARE = 0.16  # share of the gap by which the upper lip rises; the jaw makes the rest
-_JAW_SHARE = 0.62  # movement of the chin, as a share of the lower lip's
-_LINE = 0.38  # where shut lips meet, from 0 = photographed upper lip to 1 = lower lip
+_HALF_WIDTH = 0.88
+_SPREAD = 0.14
+_PURSE = 0.4
+_NARROW_WHEN_OPEN = 0.1
+_GAP = 1.45
+"""The gap between the lips of a fully open mouth; a distance between the eyes is 3.2."""
+_CLOSER_WHEN_ROUND = 0.22
+_UPPER_SHARE = 0.27
+"""Share of the gap by which the upper lip rises; the jaw makes the rest."""
+_JAW_SHARE = 0.52
+"""Movement of the chin, as a share of the lower lip's."""
+_LINE = 0.42
+"""Where shut lips meet, from 0 = photographed upper lip to 1 = lower lip."""
+_RELAXED = 0.85
+"""How much of the photographed smile is taken from the line of the lips."""
 _CORNER_DROP = 0.05
-_SHADOW = 0.75
-_SHADOW_UNTIL = 0.15
+_CORNER_SHIFT = 0.03
+_CLOSED_JAW = -0.09
+"""Offset of the chin from where it was photographed when the lips are shut."""
+_TUCK_RISE = 0.1
+"""By how much the upper lip rises for f and v, whose teeth rest on the lower lip."""
+_TUCK_GAP = 0.2
+_LEAST_CURVE = 0.2
+_CHEEK_SHARE = 0.3
+_CHEEK_DROP = 0.1
+"""By how much cheeks sink that don't smile."""
+
+# Heights of the lips, in units of their photographed ones.
+_FULL = (1.75, 1.1)
+_THIN_WHEN_OPEN = (0.35, 0.28)
+_THICK_WHEN_ROUND = (1.2, 0.45)
+_TUCKED = 0.45
+"""Of the lower lip for f and v."""
+
+_LIP_TINT = (0.04, 0.16, 0.13)
+"""Shares of red, green and blue that lips take from the light."""
+_LIP_HEIGHTS = (0.13, 0.27)
+"""Of the photographed lips, local."""
+_LIP_EDGE_PX = 2.0
+
+_SHADOW = 0.7
+_SHADOW_COLOR = (0.8, 1.0, 1.0)
+"""How much of red, green and blue the shadow between shut lips takes."""
+_SHADOW_UNTIL = 0.16
+_SHADOW_PX = 1.1
 _DARK_LEVEL = 150
 _CORNERS_FROM = 0.62
-_POUT = 0.12
-_CORNER_SHIFT = 0.03
-_FLATTEN = 0.75  # how much pursed lips flatten the photographed smile
-# how far the outer edge of a lip follows its inner edge; lips get thinner as they open
-_FOLLOW = 0.72
-_CLOSED_JAW = -0.09  # offset of the chin from its photographed position when the lips are shut
+_BORDER_PX = 8.0
+_EDGE_PX = 0.7
+"""Half of the width over which a lip ends."""
 
 
 class Mouth:
     """The mouth of `photograph`, uint8 `(H, W, 3)` RGB, with FaceMesh's points in it, `(468, 3)`,
-    in pixels.
+    in pixels, on a device.
+
+    `pinned (n, 2)`: places of the photograph that don't move, in pixels.
     """
 
-    def __init__(self, photograph: UInt8Array, mesh: Float32Array) -> None:
+    def __init__(
+        self,
+        photograph: UInt8Array,
+        mesh: Float32Array,
+        pinned: Float64Array,
+        device: torch.device,
+    ) -> None:
         left, top, right, bottom = AREA
         part = photograph[top:bottom, left:right]
         self.size_px = ((right - left) * ENLARGE, (bottom - top) * ENLARGE)
-        self.picture = np.asarray(
+        picture = np.asarray(
             cv2.resize(part, self.size_px, interpolation=cv2.INTER_CUBIC), np.uint8
         )
-        self._points = (mesh[:, :2].astype(np.float64) - (left, top) + 0.5) * ENLARGE - 0.5
-        first = self._points[78]
-        last = self._points[308]
-        self._center = (first + last) / 2
-        self._half = float(np.linalg.norm(last - first)) / 2
-        along = (last - first) / (2 * self._half)
-        self._axes = np.stack([along, (-along[1], along[0])])
-        self._local = (self._points - self._center) @ self._axes.T / self._half
-        self._sources = self._points.copy()
+        points = (mesh[:, :2].astype(np.float64) - (left, top) + 0.5) * ENLARGE - 0.5
+        pinned = (pinned - (left, top) + 0.5) * ENLARGE - 0.5
+        first = points[78]
+        last = points[308]
+        center = (first + last) / 2
+        half = float(np.linalg.norm(last - first)) / 2
+        along = (last - first) / (2 * half)
+        axes = np.stack([along, (-along[1], along[0])])
+        self.device = device
+        self._half = half
+        self._to_pixels = torch.from_numpy(np.vstack([axes * half, center])).to(device)
+        local = (points - center) @ axes.T / half
+        self._local = torch.from_numpy(local).float().to(device)
+        sources = points.copy()
         # The photographed corners are dark beyond FaceMesh's inner points: lips begin at its outer
         # ones.
         for inner, outer, sign in ((78, 61, -1.0), (308, 291, 1.0)):
-            self._sources[inner] = self._points[outer] + sign * _CORNER_SHIFT * self._half * along
-            self._sources[outer] = (
-                self._points[outer] + sign * 3 * _CORNER_SHIFT * self._half * along
-            )
-        # Points along the border, which stay.
-        right = self.size_px[0] - 1.0
-        low = self.size_px[1] - 1.0
-        x = np.linspace(0, right, 7)
-        y = np.linspace(0, low, 6)[1:-1]
-        sides = np.meshgrid(x, (0.0, low)), np.meshgrid((0.0, right), y)
-        self._edge = np.concatenate([np.stack(side, -1).reshape(-1, 2) for side in sides])
-        self._teeth = self._photographed_teeth()
-        self._skin = self._without_corners()
-        # 1 inside the area, 0 at its border.
-        columns, rows = (
-            np.minimum(np.arange(side), np.arange(side)[::-1]) for side in self.size_px
+            sources[inner] = points[outer] + sign * _CORNER_SHIFT * half * along
+            sources[outer] = points[outer] + sign * 3 * _CORNER_SHIFT * half * along
+        self._sources = torch.from_numpy(sources).to(device)
+        still = [points[list(_FIXED)], _border(self.size_px), pinned]
+        self._still = torch.from_numpy(np.concatenate(still)).to(device)
+        self._picture = _as_tensor(picture, device)
+        self._skin = _as_tensor(_without_corners(picture, points, center, half), device)
+        columns, rows = np.meshgrid(*map(np.arange, self.size_px))
+        inward = np.stack([columns, rows], -1) - center
+        places = torch.from_numpy(inward @ axes.T / half).float().to(device)
+        self._inside = InsideOfMouth(picture, local, places, (center, half))
+        self._places = places
+        edges = np.minimum(
+            np.minimum(columns, self.size_px[0] - 1 - columns),
+            np.minimum(rows, self.size_px[1] - 1 - rows),
         )
-        self._fade = _smoothstep(np.minimum(columns, rows[:, None]) / 8.0 - 1)
+        self._fade = smoothstep(torch.from_numpy(edges).float().to(device) / _BORDER_PX - 1)
 
-    def draw(self, pose: Float32Array) -> UInt8Array:
-        """The area with the mouth in `pose (3,)`, uint8 `(height, width, 3)` RGB; its border is
-        unchanged.
+    def draw(self, poses: Tensor) -> Tensor:
+        """The area with the mouth in each of `poses (N, 5)`, float32 `(N, 3, height, width)` RGB
+        in [0, 255]; its border is unchanged.
 
-        `pose`: opening and rounding in [0, 1], width in [−1, 1] between them; see `visemes`.
+        A pose is a row of `visemes.MouthTrack.values`.
         """
-        opening, width, rounding = map(float, pose)
-        upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(
-            opening, width, rounding
+        lips = self._lips(poses.float())
+        upper = self._warped(lips, -1)
+        lower = self._warped(lips, 1)
+        across = self._places[..., 0]
+        down = self._places[..., 1]
+        softness = _EDGE_PX / self._half
+        ceiling, floor = lips.edges(across)
+        above = smoothstep(((ceiling + floor) / 2 - down) / softness)
+        between = smoothstep(torch.minimum(down - ceiling, floor - down) / softness - 1)
+        skin = torch.lerp(lower, upper, above[:, None])
+        skin = skin * self._lip_color(lips)
+        drawn = torch.lerp(skin, self._inside.paint(lips), between[:, None])
+        drawn = drawn * self._contact_shadow(lips)
+        return torch.lerp(self._picture, drawn, self._fade).clamp(0, 255)
+
+    def _lips(self, poses: Tensor) -> Lips:
+        opening, width, rounding, tuck, tongue = poses[..., None, None].unbind(1)
+        spread = torch.where(width > 0, _SPREAD * width, _PURSE * width)
+        # Round lips look as open with a smaller gap.
+        gap = _GAP * opening * (1 - _CLOSER_WHEN_ROUND * rounding)
+        rise = _UPPER_SHARE * gap
+        gap = gap + (_TUCK_GAP - gap).clamp_min(0) * tuck
+        rise = rise + (_TUCK_RISE - rise).clamp_min(0) * tuck
+        middle = self._local[[13, 14], 1]
+        line = middle[0] + _LINE * (middle[1] - middle[0])
+        half_width = _HALF_WIDTH + spread - _NARROW_WHEN_OPEN * opening * (1 - rounding)
+        return Lips(opening, half_width, rounding, tuck, tongue, line, gap, rise)
+
+    def _warped(self, lips: Lips, side: int) -> Tensor:
+        """The skin as the upper (`side` −1) or the lower lip (1) moves it."""
+        inner, outer = (_UPPER_INNER, _UPPER_OUTER) if side < 0 else (_LOWER_INNER, _LOWER_OUTER)
+        count = len(lips.opening)
+        place = torch.linspace(-1, 1, len(inner), device=self.device)
+        place = place.sign() * place.abs() ** 0.85 * lips.half_width[:, 0]
+        edge = torch.stack([place, lips.edges(place[:, None])[(side + 1) // 2][:, 0]], -1)
+        height = self._local[list(outer)] - self._local[list(inner)]
+        fullness = self._fullness(lips)[(side + 1) // 2]
+        factors = torch.cat([torch.ones_like(fullness), fullness], -1)
+        targets = [edge, edge + height * factors, *self._rest(lips)]
+        moved = [*inner, *outer, *_JAW, *_CHIN, *_CHEEK]
+        pixels = torch.cat(targets, 1).double() @ self._to_pixels[:2] + self._to_pixels[2]
+        still = self._still.expand(count, -1, -1)
+        sources = torch.cat([self._sources[moved], self._still])
+        return warped(self._skin, torch.cat([pixels, still], 1), sources)
+
+    def _rest(self, lips: Lips) -> list[Tensor]:
+        """Where the points of jaw, chin and cheeks go, local, `(N, n, 2)` each."""
+        drop = _CLOSED_JAW + _JAW_SHARE * (1 - _UPPER_SHARE) * _GAP * lips.opening
+        parts = []
+        for points in (_JAW, _CHIN):
+            at = self._local[list(points)]
+            reach = torch.exp(-((at[:, 0] / 1.5) ** 2) * 1.2)
+            parts.append(at + torch.stack([torch.zeros_like(reach), reach], -1) * drop)
+        at = self._local[list(_CHEEK)]
+        narrower = (lips.half_width - 1)[..., 0] * _CHEEK_SHARE
+        lower = 0.25 * drop[..., 0] + _CHEEK_DROP
+        shift = torch.stack([at[:, 0] * narrower, lower.expand(-1, len(at))], -1)
+        parts.append(at + shift)
+        return parts
+
+    def _lip_color(self, lips: Lips) -> Tensor:
+        """Factors that give pale lips color, so that a small picture shows them."""
+        across = self._places[..., 0]
+        down = self._places[..., 1]
+        ceiling, floor = lips.edges(across)
+        share = (across / lips.half_width).clamp(-1, 1)
+        arc = (1 - share**2).sqrt()
+        fullness = self._fullness(lips)
+        soft = _LIP_EDGE_PX / self._half
+        upper = smoothstep((down - ceiling + _LIP_HEIGHTS[0] * fullness[0] * arc) / soft)
+        lower = smoothstep((floor + _LIP_HEIGHTS[1] * fullness[1] * arc - down) / soft)
+        lip = (upper * lower * (across.abs() < lips.half_width))[:, None]
+        return 1 - lip * lip.new_tensor(_LIP_TINT)[:, None, None]
+
+    def _fullness(self, lips: Lips) -> tuple[Tensor, Tensor]:
+        """The heights of the upper and the lower lip, as shares of the photographed ones."""
+        upper, lower = (
+            full - thin * lips.opening + thick * lips.rounding
+            for full, thin, thick in zip(_FULL, _THIN_WHEN_OPEN, _THICK_WHEN_ROUND, strict=True)
         )
-        upper = self._warped(_UPPER_INNER, upper_inner, _UPPER_OUTER, upper_outer, rest, kept)
-        lower = self._warped(_LOWER_INNER, lower_inner, _LOWER_OUTER, lower_outer, rest, kept)
-        upper_line = self._pixels(upper_inner)
-        lower_line = self._pixels(lower_inner)
-        inside = self._inside(upper_line, lower_line, opening)
-        hole = _polygon(np.concatenate([upper_line, lower_line[::-1]]), self.size_px, grow_px=1.5)
-        result = _mix(lower, inside, hole)
-        result = _mix(result, lower, self._side_mask(lower_line, 1.0))
-        result = _mix(result, upper, self._side_mask(upper_line, -1.0))
-        result *= self._contact_shadow(upper_line, lower_line, opening)[..., None]
-        result = _mix(self.picture.astype(np.float32), result, self._fade)
-        return np.rint(result.clip(0, 255)).astype(np.uint8)
+        return upper, lower * (1 - (1 - _TUCKED) * lips.tuck)
 
-    def _targets(self, opening: float, width: float, rounding: float) -> tuple[Float64Array, ...]:
-        """Inner and outer edges of the lips and other moved points, local; and the indices of those
-        other points.
-        """
-        local = self._local
-        width = _HALF_WIDTH + (_SPREAD if width > 0 else _PURSE) * width
-        gap = _GAP * opening
-        lines = []
-        for inner, outer, sign, share in (
-            (_UPPER_INNER, _UPPER_OUTER, -1.0, _UPPER_SHARE),
-            (_LOWER_INNER, _LOWER_OUTER, 1.0, 1 - _UPPER_SHARE),
-        ):
-            across = np.linspace(-1, 1, len(inner))
-            across = np.sign(across) * np.abs(across) ** 0.85
-            closed = self._lip_line(across, rounding)
-            bow = np.sqrt((1 - across**2).clip(0)) ** (1.0 + 0.25 * (1 - rounding))
-            edge = np.stack([across * width, closed + sign * share * gap * bow], axis=1)
-            moved = edge - local[list(inner)]
-            outer_edge = local[list(outer)] + (1, _FOLLOW) * moved
-            outer_edge[:, 1] += sign * _POUT * rounding * bow
-            lines.append((edge, outer_edge))
-        (upper_inner, upper_outer), (lower_inner, lower_outer) = lines
-        drop = _CLOSED_JAW + _JAW_SHARE * (1 - _UPPER_SHARE) * gap
-        kept = np.array([*_JAW, *_CHIN, *_CHEEK])
-        rest = local[kept].copy()
-        reach = np.exp(-((rest[:, 0] / 1.5) ** 2) * 1.2)
-        rest[: len(_JAW), 1] += drop * reach[: len(_JAW)]
-        chin = slice(len(_JAW), len(_JAW) + len(_CHIN))
-        rest[chin, 1] += drop * reach[chin]
-        cheek = slice(len(_JAW) + len(_CHIN), None)
-        rest[cheek] += np.stack(
-            [rest[cheek, 0] * (width - 1) * 0.3, np.full(len(_CHEEK), 0.25 * drop)], axis=1
-        )
-        return upper_inner, lower_inner, upper_outer, lower_outer, rest, kept
-
-    def _lip_line(self, across: Float64Array, rounding: float) -> Float64Array:
-        """Where the lips meet, at horizontal positions `across`; all local."""
-        upper = np.interp(
-            across, self._local[list(_UPPER_INNER), 0], self._local[list(_UPPER_INNER), 1]
-        )
-        lower = np.interp(
-            across, self._local[list(_LOWER_INNER), 0], self._local[list(_LOWER_INNER), 1]
-        )
-        line = upper + _LINE * (lower - upper) + _CORNER_DROP * across**2
-        return line + _FLATTEN * rounding * (line.mean() - line)
-
-    def _warped(
-        self,
-        inner: tuple[int, ...],
-        inner_at: Float64Array,
-        outer: tuple[int, ...],
-        outer_at: Float64Array,
-        rest_at: Float64Array,
-        rest: Float64Array,
-    ) -> Float32Array:
-        still = self._points[list(_FIXED)]
-        targets = np.concatenate(
-            [self._pixels(np.concatenate([inner_at, outer_at, rest_at])), still, self._edge]
-        )
-        moved = self._sources[[*inner, *outer, *rest.tolist()]]
-        return _warped(self._skin, targets, np.concatenate([moved, still, self._edge]))
-
-    def _without_corners(self) -> UInt8Array:
-        """The image with the dark corners of the mouth inpainted, so that warped lips have lip
-        color there.
-        """
-        outer = self._points[[*_UPPER_OUTER, *_LOWER_OUTER[::-1]]]
-        away = np.abs(np.arange(self.size_px[0]) - self._center[0]) / self._half
-        dark = (self.picture.max(axis=2) < _DARK_LEVEL) & (away > _CORNERS_FROM)
-        dark &= _polygon(outer, self.size_px, grow_px=5.0) > 0
-        mask = cv2.dilate(dark.astype(np.uint8), np.ones((3, 3), np.uint8))
-        return np.asarray(cv2.inpaint(self.picture, mask, 3, cv2.INPAINT_TELEA), np.uint8)
-
-    def _pixels(self, local: Float64Array) -> Float64Array:
-        return local * self._half @ self._axes + self._center
-
-    def _side_mask(self, line: Float64Array, sign: float) -> Float32Array:
-        """Mask of what lies below (`sign` 1) or above (−1) a lip's inner edge, extended straight
-        past the corners.
-        """
-        width, height = self.size_px
-        far = height * 2.0 if sign > 0 else -float(height)
-        left = (-10.0, line[0, 1] + sign * 2)
-        right = (width + 10.0, line[-1, 1] + sign * 2)
-        outline = np.array([(-10.0, far), left, *line, right, (width + 10.0, far)])
-        return _polygon(outline, self.size_px)
-
-    def _inside(self, upper: Float64Array, lower: Float64Array, opening: float) -> Float32Array:
-        """Cavity, tongue and teeth, float32 `(height, width, 3)`, to be covered by the lips."""
-        width, height = self.size_px
-        rows = np.arange(height, dtype=np.float32)[:, None]
-        columns = np.arange(width, dtype=np.float32)
-        ceiling = np.interp(columns, upper[:, 0], upper[:, 1]).astype(np.float32)
-        floor = np.interp(columns, lower[:, 0], lower[:, 1]).astype(np.float32)
-        depth = ((rows - ceiling) / np.maximum(floor - ceiling, 1.0)).clip(0, 1)
-        away = np.abs(columns - float(self._center[0])) / self._half
-        side = np.float32(1) - np.float32(0.55) * (away**2).clip(0, 1)
-        cavity = np.array([62.0, 24.0, 22.0], np.float32) * (0.75 + 0.25 * depth[..., None])
-        tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - opening))
-        tongue = _smoothstep((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
-        result = _mix(
-            np.broadcast_to(cavity, (height, width, 3)),
-            np.array([150.0, 78.0, 76.0], np.float32),
-            tongue,
-        )
-        result = self._with_lower_teeth(result, lower)
-        colors, opacity = self._teeth
-        result = _mix(result, colors, opacity)
-        shade = 0.62 + 0.38 * _smoothstep((rows - ceiling - 1.0) / 3.0)
-        return np.asarray(result * (shade * side)[..., None], np.float32)
-
-    def _contact_shadow(
-        self, upper: Float64Array, lower: Float64Array, opening: float
-    ) -> Float32Array:
+    def _contact_shadow(self, lips: Lips) -> Tensor:
         """The dark line between touching lips, as a factor; 1 for open lips."""
-        canvas = np.zeros(self.size_px[::-1], np.uint8)
-        line = np.rint((upper + lower) / 2 * 16).astype(np.int32)
-        cv2.polylines(canvas, [line], False, 255, 1, cv2.LINE_AA, 4)
-        strength = _SHADOW * max(0.0, 1 - opening / _SHADOW_UNTIL)
-        blurred = cv2.GaussianBlur(canvas.astype(np.float32) / 255, (0, 0), 0.9)
-        return np.asarray(1 - np.float32(strength) * blurred, np.float32)
-
-    def _with_lower_teeth(self, inside: Float32Array, lower: Float64Array) -> Float32Array:
-        """Adds lower teeth: the photographed teeth flipped and darkened."""
-        colors, opacity = self._teeth
-        middle = lower[len(lower) // 2, 1]
-        teeth_bottom = self._pixels(self._local[[14]])[0, 1]
-        flip = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, teeth_bottom + middle - self._half * 0.13]])
-        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        flipped = cv2.warpAffine(np.dstack([colors, opacity]), flip, self.size_px, flags=flags)
-        return _mix(inside, flipped[..., :3] * np.float32(0.72), flipped[..., 3] * np.float32(0.85))
-
-    def _photographed_teeth(self) -> tuple[Float32Array, Float32Array]:
-        """Colors `(height, width, 3)` and opacity of the upper teeth, which do not move."""
-        upper = self._points[list(_UPPER_INNER)]
-        lower = self._points[list(_LOWER_INNER)]
-        width, height = self.size_px
-        columns = np.arange(width)
-        ceiling = np.interp(columns, upper[:, 0], upper[:, 1]) + 0.06 * self._half
-        floor = np.interp(columns, lower[:, 0], lower[:, 1]) - 0.07 * self._half
-        rows = np.arange(height)[:, None]
-        # The lip hides rows above the teeth in the photograph: repeat the teeth's upper edge.
-        source = np.clip(rows, ceiling + 1.5, np.maximum(floor, ceiling + 1.5)).astype(np.float32)
-        across = np.broadcast_to(columns.astype(np.float32), source.shape)
-        colors = cv2.remap(
-            self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR
-        ).astype(np.float32)
-        away = np.abs(columns - self._center[0]) / self._half
-        opacity = _smoothstep((floor - rows) / 1.5) * _smoothstep((0.8 - away) / 0.06)
-        opacity *= _smoothstep((rows - ceiling + 0.5 * self._half) / 2.0)
-        return colors, opacity.astype(np.float32)
+        ceiling, floor = lips.edges(self._places[..., 0])
+        off = (self._places[..., 1] - (ceiling + floor) / 2) * self._half / _SHADOW_PX
+        beyond = (self._places[..., 0].abs() - lips.half_width).clamp_min(0) * self._half
+        strength = _SHADOW * (1 - lips.gap / (_SHADOW_UNTIL * _GAP)).clamp_min(0)
+        dark = strength * torch.exp(-(off**2) / 2 - (beyond / 2) ** 2)
+        return 1 - dark[:, None] * dark.new_tensor(_SHADOW_COLOR)[:, None, None]
 
 
-def _mix(below: Float32Array, above: Float32Array, opacity: Float32Array) -> Float32Array:
-    return np.asarray(below + opacity[..., None] * (above - below), np.float32)
+def _border(size_px: tuple[int, int]) -> Float64Array:
+    """Points along the border of a picture."""
+    right = size_px[0] - 1.0
+    low = size_px[1] - 1.0
+    x = np.linspace(0, right, 7)
+    y = np.linspace(0, low, 6)[1:-1]
+    sides = np.meshgrid(x, (0.0, low)), np.meshgrid((0.0, right), y)
+    return np.concatenate([np.stack(side, -1).reshape(-1, 2) for side in sides])
 
 
-def _smoothstep(x: Float32Array | Float64Array) -> Float32Array:
-    """From 0 at −1 to 1 at 1."""
-    t = np.clip((x + 1) / 2, 0, 1)
-    return np.asarray(t * t * (3 - 2 * t), np.float32)
-
-
-def _polygon(points: Float64Array, size_px: tuple[int, int], grow_px: float = 0.0) -> Float32Array:
-    """Coverage of a polygon, `(height, width)` in [0, 1]."""
-    bits = 4
-    canvas = np.zeros((size_px[1], size_px[0]), np.uint8)
-    corners = np.rint(points * (1 << bits)).astype(np.int32)
-    cv2.fillPoly(canvas, [corners], 255, cv2.LINE_AA, bits)
-    if grow_px:
-        cv2.polylines(canvas, [corners], True, 255, round(2 * grow_px), cv2.LINE_AA, bits)
-    return canvas.astype(np.float32) / np.float32(255)
-
-
-def _warped(picture: UInt8Array, targets: Float64Array, sources: Float64Array) -> Float32Array:
-    """`picture (height, width, 3)` with what is at `sources` moved to `targets` by a thin-plate
-    spline, float32.
-
-    `targets`, `sources` `(n, 2)`: (x, y) in pixels. The spline is evaluated on a coarse grid.
+def _without_corners(
+    picture: UInt8Array, points: Float64Array, center: Float64Array, half: float
+) -> UInt8Array:
+    """The picture with the dark corners of the mouth inpainted, so that warped lips have lip color
+    there.
     """
-    height, width = picture.shape[:2]
-    columns = -(-width // _GRID_PX) + 1
-    rows = -(-height // _GRID_PX) + 1
-    grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(
-        -1, 2
-    ) * float(_GRID_PX)
-    smoothing = _SMOOTHING * len(targets) ** 2
-    spline = RBFInterpolator(
-        targets, sources - targets, smoothing=smoothing, kernel="thin_plate_spline"
-    )
-    shift = spline(grid).reshape(rows, columns, 2).astype(np.float32)
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    dense = cv2.warpAffine(shift, np.eye(2, 3) / _GRID_PX, (width, height), flags=flags)
-    x = dense[..., 0] + np.arange(width, dtype=np.float32)
-    y = dense[..., 1] + np.arange(height, dtype=np.float32)[:, None]
-    return cv2.remap(picture, x, y, cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE).astype(
-        np.float32
-    )
+    outline = np.rint(points[[*_UPPER_OUTER, *_LOWER_OUTER[::-1]]]).astype(np.int32)
+    lips = np.zeros(picture.shape[:2], np.uint8)
+    cv2.fillPoly(lips, [outline], 1)
+    cv2.polylines(lips, [outline], True, 1, 10)
+    away = np.abs(np.arange(picture.shape[1]) - center[0]) / half
+    dark = (picture.max(axis=2) < _DARK_LEVEL) & (away > _CORNERS_FROM) & (lips > 0)
+    mask = cv2.dilate(dark.astype(np.uint8), np.ones((3, 3), np.uint8))
+    return np.asarray(cv2.inpaint(picture, mask, 3, cv2.INPAINT_TELEA), np.uint8)
+
+
+def _as_tensor(picture: UInt8Array, device: torch.device) -> Tensor:
+    return torch.from_numpy(picture).to(device).permute(2, 0, 1).float()

@@ -21,7 +21,7 @@ from scripts.published import checkpoint_tensors, whisper_file
 
 RESOLUTION_PX = 128
 WINDOW_FRAMES = 16
-TRACK_VALUES = 3  # opening, width, rounding
+TRACK_VALUES = 5  # opening, width, rounding, tuck, tongue
 _SINUSOID_PERIOD = 10000
 _AUDIO_PERIOD = 200
 """Of the audio encoder's positional embedding. Cross-attention gets 10 unordered positions per
@@ -39,7 +39,7 @@ class Sizes:
     encoder.
     """
 
-    unet: tuple[int, ...] = (64, 64, 96, 96)
+    unet: tuple[int, ...] = (64, 64, 96)
     audio_width: int = 96
     audio_blocks: int = 3
     vae: tuple[int, ...] = (32, 48, 64, 96)
@@ -68,7 +68,7 @@ class AudioMouthPredictor(nn.Module):
     """Predicts a frame's mouth from the audio tokens that the U-Net gets, with the U-Net's own
     blocks.
 
-    `audio (N, S, D)` → `(N, 5)`: opening, width, rounding, and logits of shut and silent. Training
+    `audio (N, S, D)` → `(N, 7)`: the pose, and logits of shut and silent. Training
     the audio encoder through it gives features that cross-attention, which ignores order, can use.
     """
 
@@ -92,7 +92,7 @@ class AudioMouthPredictor(nn.Module):
 
 
 def image_mouth_predictor(width: int = 24) -> nn.Sequential:
-    """Predicts the mouth from the `lower_part` of aligned faces: opening, width, rounding."""
+    """Predicts the mouth from the `lower_part` of aligned faces: a pose."""
     widths = (3, width, width, 2 * width, 2 * width, 4 * width)
     convs = [nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths)]
     layers = [
@@ -111,12 +111,14 @@ def lower_part(image: Tensor) -> Tensor:
 
 
 def mouth_errors(predicted: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    """Squared errors of mouths `(N, 3)`, weighted by `weights (3,)`: `(N,)`.
+    """Squared errors of mouths `(N, 5)`, weighted by `weights (5,)`: `(N,)`.
 
     The opening of shut mouths weighs more: missed closures are rare in a mean over frames, but easy
     to see.
     """
-    shut = (target[:, :1] < _SHUT_BELOW) * target.new_tensor([_SHUT_WEIGHT - 1.0, 0.0, 0.0]) + 1
+    shut = (target[:, :1] < _SHUT_BELOW) * target.new_tensor(
+        [_SHUT_WEIGHT - 1.0, *[0.0] * (TRACK_VALUES - 1)]
+    ) + 1
     return ((predicted - target) ** 2 * weights * shut).mean(1)
 
 

@@ -8,13 +8,13 @@ espeakng-loader, whose version determines the audio.
 import ctypes
 import multiprocessing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import espeakng_loader
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ, computed_filters, log_power_blocks
 from latentsync_trt.config import MODEL_FPS
@@ -92,6 +92,7 @@ _SYNCHRONOUS = 2
 _PHONEME_EVENTS = 0x1
 _IPA = 0x2
 _DONT_EXIT = 0x8000
+_WORD_EVENT = 1
 _PHONEME_EVENT = 7
 _UTF8 = 1
 _SET_RATE = 1
@@ -113,11 +114,14 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Utterance:
-    """`samples (n,)` float32, full scale ±1, at `rate_hz`; phonemes in order, without gaps."""
+    """`samples (n,)` float32, full scale ±1, at `rate_hz`; phonemes in order, without gaps; each
+    word of the text with the second at which it begins.
+    """
 
     samples: Float32Array
     rate_hz: int
     phonemes: tuple[Phoneme, ...]
+    words: tuple[tuple[str, float], ...]
 
 
 class _Id(ctypes.Union):
@@ -158,6 +162,7 @@ class Speaker:
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._pieces: list[Float32Array] = []
         self._events: list[tuple[int, str]] = []
+        self._words: list[tuple[int, int, int]] = []
         # The library keeps the pointer, so the callback must live as long as this object.
         self._callback = _Callback(self._collect)
         self._library.espeak_SetSynthCallback(self._callback)
@@ -174,6 +179,7 @@ class Speaker:
         self._library.espeak_SetParameter(_SET_PITCH_RANGE, voice.pitch_range, 0)
         self._pieces.clear()
         self._events.clear()
+        self._words.clear()
         encoded = text.encode()
         self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
         self._library.espeak_Synchronize()
@@ -185,7 +191,11 @@ class Speaker:
             Phoneme(symbol, start / self.rate_hz, max(start, end) / self.rate_hz)
             for (start, symbol), end in zip(self._events, ends, strict=True)
         )
-        return Utterance(samples, self.rate_hz, tuple(phonemes))
+        words = (
+            (text[place - 1 : place - 1 + length], start / self.rate_hz)
+            for place, length, start in self._words
+        )
+        return Utterance(samples, self.rate_hz, tuple(phonemes), tuple(words))
 
     def _collect(self, samples: Any, count: int, events: Any) -> int:
         if samples and count:
@@ -197,6 +207,8 @@ class Speaker:
             event = events[index]
             if event.type == _PHONEME_EVENT:
                 self._events.append((event.sample, event.id.string.decode()))
+            elif event.type == _WORD_EVENT:
+                self._words.append((event.text_position, event.length, event.sample))
             index += 1
         return 0
 
@@ -206,7 +218,7 @@ class Speech:
     """Recordings end to end.
 
     `power (80, 4·n)` uint8: log10 of the mel power in tenths above 1e-10; `peaks (r,)` float32:
-    each recording's largest log10; `track (n, 3)` float32, `shut`, `silent` `(n,)` as in
+    each recording's largest log10; `track (n, 5)` float32, `shut`, `silent` `(n,)` as in
     `MouthTrack`; `starts (r + 1,)`: first frames.
     """
 
@@ -232,8 +244,12 @@ def synthesize(seeds: range, processes: int) -> Speech:
     Every recording has a process of its own, since espeak-ng's output depends on what it spoke
     before.
     """
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=1) as pool:
-        powers, peaks, tracks = zip(*pool.imap(_spectrogram, seeds), strict=True)
+    # Forks share what is loaded, PyTorch as well; Windows has none.
+    methods = multiprocessing.get_all_start_methods()
+    method = "fork" if "fork" in methods else "spawn"
+    work = partial(_spectrogram, computed_filters())
+    with multiprocessing.get_context(method).Pool(processes, maxtasksperchild=1) as pool:
+        powers, peaks, tracks = zip(*pool.imap(work, seeds), strict=True)
     return Speech(
         np.concatenate(powers, axis=1),
         np.array(peaks, np.float32),
@@ -245,10 +261,10 @@ def synthesize(seeds: range, processes: int) -> Speech:
     )
 
 
-def _spectrogram(seed: int) -> tuple[UInt8Array, float, MouthTrack]:
+def _spectrogram(filters: Float32Array, seed: int) -> tuple[UInt8Array, float, MouthTrack]:
     """A recording's mel power as in `Speech`, its largest log10, and the mouth."""
     samples, track = record(Speaker(seed), seed)
-    log_power = np.concatenate(list(log_power_blocks([samples], computed_filters())), axis=1)
+    log_power = np.concatenate(list(log_power_blocks([samples], filters)), axis=1)
     steps = np.rint((log_power - LOWEST) * STEPS_PER_DECADE)
     return np.clip(steps, 0, 255).astype(np.uint8), float(log_power.max()), track
 
@@ -343,7 +359,9 @@ def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Ar
     echo = generator.standard_normal(len(time)) * np.exp(-3 * time / decay_s)
     echo *= generator.uniform(0.1, 0.6) / np.sqrt((echo**2).sum())
     echo[0] = 1.0
-    return fftconvolve(sound, echo)[: len(sound)].astype(np.float32)
+    size = 1 << (len(sound) + len(echo) - 1).bit_length()
+    both = np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(echo, size), size)
+    return both[: len(sound)].astype(np.float32)
 
 
 def _equalized(

@@ -2,6 +2,9 @@
 cross-attention.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,7 +13,14 @@ from torch.nn import functional as F
 from latentsync_trt.audio.encoder import attended_positions
 from latentsync_trt.export.networks import WhisperConfig, WhisperEncoder
 from scripts.train_demo.datasets import POSITIONS_PER_FRAME, SEGMENT_FRAMES, SpeechDataset
-from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, run_stage, to_device
+from scripts.train_demo.loop import (
+    Losses,
+    StagePlan,
+    TrainingContext,
+    graphed,
+    run_stage,
+    to_device,
+)
 from scripts.train_demo.networks import (
     TRACK_VALUES,
     AudioMouthPredictor,
@@ -21,7 +31,7 @@ from scripts.train_demo.networks import (
 from scripts.train_demo.speech import Int64Array
 
 _FRAMES_PER_SEGMENT = 128  # consecutive frames of each segment whose mouths are predicted in a step
-_WEIGHTS = (3.0, 1.0, 1.0)
+_WEIGHTS = (3.0, 1.0, 1.0, 1.0, 0.5)
 _SHUT_WEIGHT = 0.1
 _SILENT_WEIGHT = 0.05
 
@@ -47,8 +57,10 @@ def train_audio(
     stage = nn.ModuleList([whisper, predictor, head]).to(context.device)
     weights = torch.tensor(_WEIGHTS, device=context.device)
 
+    calls: list[Callable[..., Any]] = []
+
     def mouth_losses(predicted: Tensor, frames: Int64Array) -> Losses:
-        """Losses of predictions `(N, 5)` for `frames (N,)` of the speech; −1 is padding and is
+        """Losses of predictions `(N, 7)` for `frames (N,)` of the speech; −1 is padding and is
         ignored.
         """
         target = to_device(frames[frames >= 0], context.device)
@@ -67,7 +79,10 @@ def train_audio(
         """Errors of the mouths predicted from audio."""
         generator = context.generator("audio", step)
         frames = speech.random_segments(generator, plan.batch)
-        features = whisper(speech.mels(frames, generator))
+        mels = speech.mels(frames, generator)
+        if not calls:
+            calls.append(graphed(whisper, (mels,)))
+        features = calls[0](mels)
         auxiliary = mouth_losses(
             head(features[:, ::POSITIONS_PER_FRAME, -1]).flatten(0, 1), frames.ravel()
         )

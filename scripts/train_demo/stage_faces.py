@@ -2,6 +2,9 @@
 them.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
@@ -9,7 +12,15 @@ from torch import Tensor, nn
 
 from latentsync_trt.face.align import mouth_mask
 from scripts.train_demo.datasets import FaceDataset, SpeechDataset, as_images
-from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
+from scripts.train_demo.loop import (
+    Losses,
+    StagePlan,
+    TrainingContext,
+    graphed,
+    normal,
+    run_stage,
+    to_device,
+)
 from scripts.train_demo.networks import (
     Sizes,
     image_mouth_predictor,
@@ -20,12 +31,12 @@ from scripts.train_demo.networks import (
 
 _MASKED_SHARE = 0.2
 _SOURCE_SHARE = 0.3
-_EDGE_WEIGHT = 1.0
+_EDGE_WEIGHT = 2.0
 _DIVERGENCE_WEIGHT = 1e-4
 _MOUTH_WEIGHT = 3.0
 _LIGHT = 0.15
 _SHIFT = 0.1
-_VALUE_WEIGHTS = (4.0, 1.0, 1.0)
+_VALUE_WEIGHTS = (4.0, 1.0, 1.0, 1.0, 0.5)
 _IMAGE_NOISE = 0.05
 
 # Where the mouth is in an aligned face, as shares of its height and width.
@@ -44,16 +55,17 @@ def train_vae(
     side = faces.spoken.shape[2]
     mask = torch.from_numpy(mouth_mask(side).copy()).to(context.device)
     weight = 1 + _MOUTH_WEIGHT * mouth_region(side, context.device)
+    calls: list[Callable[..., Any]] = []
 
     def losses(step: int) -> Losses:
         generator = context.generator("vae", step)
         images = _drawn(faces, generator, plan.batch, mask)
         noise = normal(generator, (plan.batch, 4, side // 8, side // 8), images.device)
-        posterior = vae.encode(images).latent_dist
-        mean = posterior.mean
-        log_variance = posterior.logvar
+        if not calls:
+            calls.append(graphed(_Codec(vae), (images, noise)))
+        reconstructed, mean, log_variance = calls[0](images, noise)
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).mean()
-        reconstructed = vae.decode(mean + noise * torch.exp(0.5 * log_variance)).sample.float()
+        reconstructed = reconstructed.float()
         level = ((reconstructed - images).abs() * weight).mean()
         edges = (_edges(reconstructed) - _edges(images)).abs().mean()
         loss = level + _EDGE_WEIGHT * edges + _DIVERGENCE_WEIGHT * divergence.float()
@@ -69,6 +81,21 @@ def train_vae(
     scale = 1 / float(torch.cat(parts).float().std())
     context.log(stage="vae", scaling_factor=scale)
     return vae, scale
+
+
+class _Codec(nn.Module):
+    """Reconstructed images, and mean and logarithmic variance of their latents."""
+
+    def __init__(self, vae: AutoencoderKL) -> None:
+        super().__init__()
+        self.vae = vae
+
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        posterior = self.vae.encode(images).latent_dist
+        mean = posterior.mean
+        log_variance = posterior.logvar
+        decoded = self.vae.decode(mean + noise * torch.exp(0.5 * log_variance)).sample
+        return decoded, mean, log_variance
 
 
 def _drawn(faces: FaceDataset, generator: np.random.Generator, batch: int, mask: Tensor) -> Tensor:

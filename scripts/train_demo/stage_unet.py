@@ -18,7 +18,15 @@ from latentsync_trt.diffusion import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.export.networks import WhisperEncoder
 from latentsync_trt.face.align import latent_mask, mouth_mask
 from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset, as_images
-from scripts.train_demo.loop import Losses, StagePlan, TrainingContext, normal, run_stage, to_device
+from scripts.train_demo.loop import (
+    Losses,
+    StagePlan,
+    TrainingContext,
+    graphed,
+    normal,
+    run_stage,
+    to_device,
+)
 from scripts.train_demo.networks import (
     TRACK_VALUES,
     WINDOW_FRAMES,
@@ -56,7 +64,7 @@ _TUNE_STEPS = 800
 _PIXEL_WEIGHT = 2.0
 _LIPS_WEIGHT = 1.0
 _MOTION_WEIGHT = 1.0
-_VALUE_WEIGHTS = (4.0, 1.0, 1.0)
+_VALUE_WEIGHTS = (4.0, 1.0, 1.0, 1.0, 0.5)
 
 
 Helpers = tuple[WhisperEncoder, AutoencoderKL, nn.Sequential]
@@ -72,7 +80,7 @@ class Batch(NamedTuple):
     masked: Tensor
     reference: Tensor
     audio: Tensor  # (B·F, S, D)
-    mouths: Tensor  # those that belong to the speech, (B·F, 3)
+    mouths: Tensor  # those that belong to the speech, (B·F, 5)
     heard: Tensor  # 1 where the audio features are not zero, (B·F,)
 
 
@@ -80,7 +88,7 @@ class _Prediction(NamedTuple):
     error: Tensor  # weighted and squared, (B·F, 4, h, w)
     signal: Tensor  # its share, (B·F, 1, 1, 1)
     clean: Tensor  # latents that the predicted noise implies
-    mouths: Tensor  # by the mouth head, (B·F, 3)
+    mouths: Tensor  # by the mouth head, (B·F, 5)
 
 
 class LatentDataset:
@@ -296,14 +304,7 @@ class _UNetStage(nn.Module):
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
         if self._windows is None:
-            windows = _WindowUNet(self.unet)
-            if sample.device.type == "cuda":
-                # Launching thousands of small kernels takes longer than running them.
-                example = tuple(part.clone() for part in (sample, level, batch.audio))
-                windows = torch.cuda.make_graphed_callables(windows, example)
-            # A bound method: as a submodule of the stage it would register the U-Net's weights
-            # twice.
-            self._windows = windows.__call__
+            self._windows = graphed(_WindowUNet(self.unet), (sample, level, batch.audio))
         predicted, hidden = self._windows(sample, level, batch.audio)
         predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()

@@ -1,5 +1,5 @@
-"""From phonemes to mouth shapes: opening, width and rounding at 25 frames a second, with lips
-closed for m, b, p.
+"""From phonemes to mouth shapes at 25 frames a second, with lips closed for m, b, p, and the upper
+teeth on the lower lip for f, v.
 
 The shape at a time is a weighted mean over neighboring phonemes, with weights that decay with
 distance (after Cohen and Massaro's model of co-articulation). Closures are not blended: they
@@ -12,14 +12,15 @@ from itertools import pairwise
 from math import ceil
 
 import numpy as np
-from scipy.ndimage import gaussian_filter1d
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 FINE_HZ = 200  # rate at which phonemes are blended, before sampling at the frame rate
-_REACH_S = 0.045
-_SMOOTH_S = 0.02
+_REACH_S = 0.04
+_SMOOTH_S = 0.018
+_SMOOTH_REACH = 3
+"""The smoothing ends at so many standard deviations."""
 _SHORTEST_PAUSE_S = 0.06
 # the mouth closes after the last sound, and opens before the first, within this time
 _PAUSE_MARGIN_S = 0.09
@@ -41,37 +42,42 @@ class Phoneme:
     end_s: float
 
 
-Shape = tuple[float, float, float, float]
-"""The mouth of a sound: opening in [0, 1], width in [−1, 1], rounding in [0, 1]; and its weight."""
+Shape = tuple[float, float, float, float, float, float]
+"""The mouth of a sound: opening in [0, 1], width in [−1, 1], rounding, tuck and tongue in [0, 1] as
+in `MouthTrack`; and its weight.
+"""
 
-_SILENCE = (0.0, 0.0, 0.0, 1.5)
+_SILENCE = (0.0, -0.15, 0.0, 0.0, 0.0, 1.5)
 _GROUPS: tuple[tuple[str, Shape], ...] = (
-    ("aɑ", (0.95, 0.0, 0.0, 1.0)),
-    ("æ", (0.9, 0.25, 0.0, 1.0)),
-    ("ɐʌ", (0.7, 0.0, 0.0, 0.9)),
-    ("ɛ", (0.6, 0.3, 0.0, 0.9)),
-    ("e", (0.45, 0.45, 0.0, 0.9)),
-    ("i", (0.25, 0.8, 0.0, 1.0)),
-    ("ɪᵻɨɯ", (0.3, 0.45, 0.0, 0.8)),
-    ("əɚ", (0.35, 0.0, 0.1, 0.5)),
-    ("ɜɝɤ", (0.4, -0.15, 0.3, 0.8)),
-    ("ɔɒ", (0.65, -0.45, 0.6, 1.0)),
-    ("oø", (0.42, -0.7, 0.85, 1.0)),
-    ("œ", (0.5, -0.5, 0.6, 1.0)),
-    ("uyʉɵ", (0.2, -0.95, 1.0, 1.1)),
-    ("ʊʏ", (0.26, -0.6, 0.7, 0.9)),
-    ("w", (0.12, -1.0, 1.0, 1.1)),
-    ("fvʋβɱ", (0.07, 0.1, 0.0, 1.4)),
-    ("sz", (0.13, 0.2, 0.0, 1.0)),
-    ("ʃʒɕʑʂʐ", (0.14, -0.4, 0.6, 1.0)),
-    ("θð", (0.2, 0.1, 0.0, 0.7)),
-    ("tdnɾɲɟɽʈɖɳ", (0.2, 0.1, 0.0, 0.6)),
-    ("lɫʎɬɭ", (0.3, 0.05, 0.0, 0.5)),
-    ("rɹʁʀɻ", (0.25, -0.3, 0.4, 0.6)),
-    ("kɡgŋxɣçhʔcqχħɦʝɰ", (0.28, 0.0, 0.0, 0.25)),
-    ("j", (0.25, 0.6, 0.0, 0.7)),
-    ("mbp", (0.0, 0.0, 0.1, 1.2)),
+    ("aɑ", (1.0, 0.2, 0.0, 0.0, 0.0, 1.1)),
+    ("æ", (0.92, 0.35, 0.0, 0.0, 0.0, 1.0)),
+    ("ɐʌ", (0.75, 0.1, 0.0, 0.0, 0.0, 0.9)),
+    ("ɛ", (0.6, 0.4, 0.0, 0.0, 0.0, 0.9)),
+    ("e", (0.45, 0.55, 0.0, 0.0, 0.0, 0.9)),
+    ("i", (0.25, 0.85, 0.0, 0.0, 0.0, 1.0)),
+    ("ɪᵻɨɯ", (0.3, 0.5, 0.0, 0.0, 0.0, 0.8)),
+    ("əɚ", (0.35, 0.0, 0.1, 0.0, 0.0, 0.5)),
+    ("ɜɝɤ", (0.4, -0.2, 0.4, 0.0, 0.0, 0.8)),
+    ("ɔɒ", (0.75, -0.55, 0.7, 0.0, 0.0, 1.0)),
+    ("oø", (0.5, -0.8, 0.95, 0.0, 0.0, 1.0)),
+    ("œ", (0.5, -0.5, 0.7, 0.0, 0.0, 1.0)),
+    ("uyʉɵ", (0.22, -1.0, 1.0, 0.0, 0.0, 1.1)),
+    ("ʊʏ", (0.28, -0.7, 0.8, 0.0, 0.0, 0.9)),
+    ("w", (0.12, -1.0, 1.0, 0.0, 0.0, 1.1)),
+    ("fvʋβɱ", (0.07, 0.05, 0.0, 1.0, 0.0, 1.5)),
+    ("sz", (0.14, 0.3, 0.0, 0.0, 0.0, 1.0)),
+    ("ʃʒɕʑʂʐ", (0.15, -0.6, 0.8, 0.0, 0.0, 1.0)),
+    ("θð", (0.24, 0.1, 0.0, 0.0, 1.0, 0.9)),
+    ("tdnɾɲɟɽʈɖɳ", (0.2, 0.1, 0.0, 0.0, 0.6, 0.6)),
+    ("lɫʎɬɭ", (0.34, 0.05, 0.0, 0.0, 0.8, 0.7)),
+    ("rɹʁʀɻ", (0.25, -0.4, 0.5, 0.0, 0.0, 0.6)),
+    ("kɡgŋxɣçhʔcqχħɦʝɰ", (0.28, 0.0, 0.0, 0.0, 0.0, 0.25)),
+    ("j", (0.25, 0.6, 0.0, 0.0, 0.0, 0.7)),
+    ("mbp", (0.0, 0.0, 0.1, 0.0, 0.0, 1.2)),
 )
+_VALUES = 5
+_OPENING = 0
+_TUCK = 3
 SHAPES = {symbol: shape for symbols, shape in _GROUPS for symbol in symbols}
 
 
@@ -79,13 +85,16 @@ SHAPES = {symbol: shape for symbols, shape in _GROUPS for symbol in symbols}
 class MouthTrack:
     """A mouth at 25 frames a second; frame i is at i/25 s. All `(n,)`.
 
-    `opening`, `rounding` float32 in [0, 1], `width` float32 in [−1, 1]; `shut`: lips together for
-    m, b or p; `silent`: no speech, and the mouth is at rest.
+    float32, in [−1, 1]: `width`; in [0, 1]: `opening`, `rounding`, `tuck`, which brings the lower
+    lip below the upper teeth, and `tongue`, which raises its tip, at 1 between the teeth. `shut`:
+    lips together for m, b or p; `silent`: no speech, and the mouth is at rest.
     """
 
     opening: Float32Array
     width: Float32Array
     rounding: Float32Array
+    tuck: Float32Array
+    tongue: Float32Array
     shut: BoolArray
     silent: BoolArray
 
@@ -93,8 +102,9 @@ class MouthTrack:
         return len(self.opening)
 
     def values(self) -> Float32Array:
-        """Opening, width and rounding as `(n, 3)`."""
-        return np.stack([self.opening, self.width, self.rounding], axis=1)
+        """The pose of each frame, `(n, 5)`, in the order of the fields."""
+        parts = [self.opening, self.width, self.rounding, self.tuck, self.tongue]
+        return np.stack(parts, axis=1)
 
 
 def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
@@ -109,21 +119,29 @@ def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
     targets = [(SHAPES[part.symbol], part) for part in spoken]
     targets += [(_SILENCE, pause) for pause in pauses]
     # Lips have inertia.
-    blend = gaussian_filter1d(
-        _blended(targets, time), _SMOOTH_S * FINE_HZ, axis=0, mode="nearest", truncate=3
-    )
+    blend = _smoothed(_blended(targets, time))
     lips = list(_closures(phonemes))
     gate = _gate(time, lips) * _gate(time, _quiet(pauses))
-    blend[:, 0] *= gate
+    blend[:, [_OPENING, _TUCK]] *= gate[:, None]
     # Rounded first: 49/25 s is a hair more than 49 frames.
     frames = np.arange(ceil(round(duration_s * MODEL_FPS, 6))) / MODEL_FPS
-    opening, width, rounding = (np.interp(frames, time, blend[:, index]) for index in range(3))
+    values = np.stack([np.interp(frames, time, column) for column in blend.T], axis=1)
     shut = _within(frames, lips)
     silent = _within(frames, _quiet(pauses))
-    opening[shut | silent] = 0.0
-    return MouthTrack(
-        *(part.astype(np.float32) for part in (opening, width, rounding)), shut, silent
-    )
+    values[shut | silent, _OPENING] = 0.0
+    opening, width, rounding, tuck, tongue = values.astype(np.float32).T
+    return MouthTrack(opening, width, rounding, tuck, tongue, shut, silent)
+
+
+def _smoothed(values: Float64Array) -> Float64Array:
+    """Returns `values (n, v)` at `FINE_HZ`, smoothed along the first axis."""
+    spread = _SMOOTH_S * FINE_HZ
+    reach = round(_SMOOTH_REACH * spread)
+    weights = np.exp(-((np.arange(-reach, reach + 1) / spread) ** 2) / 2)
+    weights /= weights.sum()
+    padded = np.pad(values, ((reach, reach), (0, 0)), mode="edge")
+    columns = [np.convolve(column, weights, "valid") for column in padded.T]
+    return np.stack(columns, axis=1)
 
 
 def _parts(phoneme: Phoneme) -> Iterator[Phoneme]:
@@ -169,16 +187,16 @@ def _closures(phonemes: Iterable[Phoneme]) -> Iterator[tuple[float, float]]:
 
 
 def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Float64Array:
-    """Opening, width and rounding at each of `time`: `(n, 3)`."""
-    total = np.zeros((len(time), 3))
+    """The pose at each of `time`: `(n, 5)`."""
+    total = np.zeros((len(time), _VALUES))
     weights = np.full((len(time), 1), 1e-9)
     for shape, part in targets:
         center = (part.start_s + part.end_s) / 2
         hold = (part.end_s - part.start_s) / 3
         first, last = np.searchsorted(time, (part.start_s - 0.4, part.end_s + 0.4))
         distance = np.maximum(np.abs(time[first:last] - center) - hold, 0.0)
-        pull = shape[3] * np.exp(-distance / _REACH_S)[:, None]
-        total[first:last] += pull * shape[:3]
+        pull = shape[_VALUES] * np.exp(-distance / _REACH_S)[:, None]
+        total[first:last] += pull * shape[:_VALUES]
         weights[first:last] += pull
     return total / weights
 

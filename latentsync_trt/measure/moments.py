@@ -1,0 +1,57 @@
+"""Which frames of a finished clip show how its mouth speaks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.measure.lips import CLOSED_GAP, SILENCE_DB, Curves
+from latentsync_trt.media.demo_clip import SpokenWord
+from latentsync_trt.types import BoolArray, runs_of_true
+
+_ROUND_SHARE = 0.85
+"""Lips that are apart are round where the mouth is narrower than this share of its median."""
+_APART_FRAMES = 3
+"""Two moments that are nearer show the same."""
+
+
+def speaking_moments(curves: Curves, words: Sequence[SpokenWord]) -> dict[int, str]:
+    """Returns labels by frame: where the mouth is widest, round, shut in speech, and silent, as
+    far as the clip has such frames; with the word that is spoken then, if `words` tell.
+    """
+    gaps = curves.gaps
+    is_open = np.nan_to_num(gaps) >= CLOSED_GAP
+    is_shut = gaps < CLOSED_GAP
+    is_loud = curves.levels_db[:, 0] > SILENCE_DB
+    chosen = dict[int, str]()
+
+    def choose(kind: str, costs: np.ndarray, candidates: BoolArray) -> None:
+        """Adds the candidate that costs least, away from the moments before."""
+        free = candidates.copy()
+        for index in chosen:
+            free[max(0, index - _APART_FRAMES) : index + _APART_FRAMES + 1] = False
+        if free.any():
+            chosen[int(np.where(free, costs, np.inf).argmin())] = kind
+
+    choose("widest", -gaps, is_open)
+    if curves.widths is not None:
+        narrow = curves.widths < _ROUND_SHARE * np.nanmedian(curves.widths)
+        choose("rounded", curves.widths - gaps, is_open & is_loud & narrow)
+    choose("shut", gaps, is_shut & is_loud & ~curves.silent)
+    choose("silent", _from_the_middle(curves.silent), is_shut & curves.silent)
+    return {index: _label(chosen[index], index, words) for index in sorted(chosen)}
+
+
+def _from_the_middle(silent: BoolArray) -> np.ndarray:
+    """Returns how far each frame `(n,)` is from the middle of the longest silence."""
+    spans = runs_of_true(silent)
+    longest = max(spans, key=lambda span: span[1] - span[0], default=(0, 0))
+    return np.abs(np.arange(len(silent)) - sum(longest) / 2)
+
+
+def _label(kind: str, index: int, words: Sequence[SpokenWord]) -> str:
+    time_s = index / MODEL_FPS
+    spoken = [word.text for word in words if word.start_s <= time_s < word.end_s]
+    if spoken and kind != "silent":
+        kind = f"{kind}: “{spoken[0]}”"
+    return f"{kind}\n{time_s:.2f} s"
