@@ -48,6 +48,11 @@ class FrameRanges:
     def __len__(self) -> int:
         return sum(map(len, self.ranges))
 
+    def between(self, start: int, stop: int) -> int:
+        """Returns how many of them are from `start` to before `stop`."""
+        clipped = (range(max(each.start, start), min(each.stop, stop)) for each in self.ranges)
+        return sum(map(len, clipped))
+
     @property
     def start(self) -> int:
         return self.ranges[0].start if self.ranges else 0

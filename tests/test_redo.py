@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import c2pa
 import numpy as np
 import pytest
 
@@ -28,13 +29,15 @@ from latentsync_trt.media.redo import PartReplacer, contents_of
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.redo_spans import RedoSpan
-from latentsync_trt.spans import FramesToDo, merged_ranges
+from latentsync_trt.spans import FramesToDo, merged_ranges, without
 from latentsync_trt.types import Frame, VideoInfo
+from tests.certificates import p256, write_pair
 from tests.clips import (
     copied,
     decoded,
     number_of,
     numbered,
+    write_clip,
     write_face,
     write_sound,
 )
@@ -348,6 +351,31 @@ def test_other_inputs_and_results_are_refused(
     recipe = Recipe.read(result)
     assert recipe is not None
     assert not {"face.mp4", "speech.wav"} & set(recipe.to_json().decode().split())
+
+
+@pytest.mark.integration
+def test_a_signed_result_is_signed_anew(tmp_path: Path, lip_sync: LipSync) -> None:
+    """Of .mp4, of which the signature covers what the file says it was made of."""
+    clip = write_clip(tmp_path, 30, halved=True)
+    output = tmp_path / "out.mp4"
+    pem = write_pair(tmp_path, p256()).pem
+    options = replace(OPTIONS, codec=None, c2pa=pem)
+    lip_sync.sync(*clip, output, options)
+    before = packets_of_streams(output)
+    lip_sync.sync(*clip, output, replace(options, redo="0.5:0.6", seed=7))  # type: ignore[arg-type]
+    assert packets_of_streams(output)[1] == before[1]
+    assert EarlierResult.read(output).recipe.frames == 30
+    with c2pa.Reader(str(output)) as reader:
+        assert reader.get_validation_state() in ("Valid", "Trusted")
+
+
+def test_ranges_of_frames() -> None:
+    frames = merged_ranges([range(8, 10), range(2, 4), range(3, 6)])
+    assert frames.ranges == (range(2, 6), range(8, 10))
+    assert [index for index in range(12) if index in frames] == [2, 3, 4, 5, 8, 9]
+    assert len(frames) == 6
+    assert frames.between(4, 9) == 3
+    assert without(range(2, 10), [range(3), range(5, 6)]) == [range(3, 5), range(6, 10)]
 
 
 def test_options_exclude_each_other() -> None:

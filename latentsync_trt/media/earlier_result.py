@@ -1,22 +1,20 @@
 """A result of an earlier run, of which a part is to be done again."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from av import Packet
-from av.container import InputContainer
-
-from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.errors import InputError
 from latentsync_trt.media.files import guarded, open_input, video_packets
 from latentsync_trt.media.parts import ClosedPart
-from latentsync_trt.media.playback import HELD_S
-from latentsync_trt.media.recipe import Recipe, digest_of
+from latentsync_trt.media.playback import HELD_S, video_stream
+from latentsync_trt.media.recipe import Recipe
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.redo_spans import RedoSpan
 from latentsync_trt.spans import Span
@@ -54,21 +52,29 @@ class EarlierResult:
                 f"with --no-mark, or by another program; {DO_ALL_AGAIN}",
                 usage=False,
             )
+        stamps = list[int]()
+        keyframes = list[int]()
+        digest = sha256()
         with open_input(path) as container:
-            packets = _Packets(path, container)
-            digest = digest_of(packets)
+            stream = video_stream(path, container)
+            for packet in guarded(path, stream, video_packets(container)):
+                digest.update(packet)
+                if packet.is_keyframe:
+                    keyframes.append(len(stamps))
+                stamps.append(packet.pts or 0)
+            time_base = stream.time_base or Fraction(1)
+            header = stream.codec_context.extradata or b""
             has_sound = bool(container.streams.audio)
-        if digest != recipe.digest or len(packets.stamps) != recipe.frames:
+        if digest.hexdigest() != recipe.digest:
             problem = "another program has changed its picture after it was made"
             raise InputError(f"{path}: {problem}; {DO_ALL_AGAIN}", usage=False)
-        time_base = packets.stream.time_base or Fraction(1)
         return cls(
             path,
             recipe,
             time_base.denominator,
-            tuple(packets.stamps),
-            tuple(packets.keyframes),
-            header_of(path),
+            tuple(stamps),
+            tuple(keyframes),
+            header,
             has_sound,
             version_of(path),
         )
@@ -131,25 +137,6 @@ class EarlierResult:
         if frames.stop < len(self.ordered_stamps):
             end = self.ordered_stamps[frames.stop]
         return ClosedPart(str(self.path.absolute()), 0, stamps, end, first=frames.start)
-
-
-class _Packets:
-    """Yields the packets of the picture of a file once, and notes what they are."""
-
-    def __init__(self, path: Path, container: InputContainer) -> None:
-        if not container.streams.video:
-            raise MediaError(f"{path}: has no picture any more; {DO_ALL_AGAIN}")
-        self.stream = container.streams.video[0]
-        self.stamps = list[int]()
-        self.keyframes = list[int]()
-        self._packets = guarded(path, self.stream, video_packets(container))
-
-    def __iter__(self) -> Iterator["Packet[Any]"]:
-        for packet in self._packets:
-            if packet.is_keyframe:
-                self.keyframes.append(len(self.stamps))
-            self.stamps.append(packet.pts or 0)
-            yield packet
 
 
 def header_of(path: Path) -> bytes:

@@ -9,12 +9,12 @@ be done again.
 A digest of the video's packets tells whether another program has changed them.
 """
 
+import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -27,12 +27,13 @@ from latentsync_trt.option_fields import from_json
 
 RECIPE_TAG = "LATENTSYNC_TRT"
 _RECIPE_BOX = UUID("5b6f1c0e-8f0d-4c55-9a4e-2d1b7c6a90f3")
-_MOST_RECIPE_BYTES = 2**20
-"""A box of this kind that is longer was written by something else."""
-_HEADER = struct.Struct(">I4s")
-"""How a box of MP4 begins: its size in bytes and its kind."""
-_LONG_SIZE = struct.Struct(">Q")
-"""Follows a header whose size is 1, and is the size then."""
+_END_BYTES = 2**18
+"""The box of a recipe is so near to the end of its file: only XMP, and what other programs add,
+comes after it.
+"""
+_SIZE = struct.Struct(">I")
+"""How a box of MP4 begins; its kind follows."""
+_HEADER_BYTES = _SIZE.size + len(b"uuid") + len(_RECIPE_BOX.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,7 @@ class Recipe:
             tags = {name.upper(): value for name, value in container.metadata.items()}
         content = tags.get(RECIPE_TAG, "").encode()
         if not content:
-            with path.open("rb") as file:
-                content = _box_content(file)
+            content = _box_content(path)
         try:
             return from_json(cls, content, path)
         except ValueError:
@@ -96,36 +96,16 @@ def append_box(path: Path, kind: UUID, content: bytes) -> None:
     moves.
     """
     with path.open("ab") as file:
-        header = _HEADER.pack(_HEADER.size + len(kind.bytes) + len(content), b"uuid")
-        file.write(header + kind.bytes + content)
+        file.write(_SIZE.pack(_HEADER_BYTES + len(content)) + b"uuid" + kind.bytes + content)
 
 
-def _box_content(file: BufferedReader) -> bytes:
-    """Returns what the box of a recipe in an .mp4 or .mov holds; nothing where none is there."""
-    for kind, size_bytes in _boxes_of_file(file):
-        if kind == b"uuid" and len(_RECIPE_BOX.bytes) <= size_bytes <= _MOST_RECIPE_BYTES:
-            content = file.read(size_bytes)
-            if content.startswith(_RECIPE_BOX.bytes):
-                return content.removeprefix(_RECIPE_BOX.bytes)
-    return b""
-
-
-def _boxes_of_file(file: BufferedReader) -> Iterator[tuple[bytes, int]]:
-    """Yields kind and size of what each box holds, where that begins, until the file ends or has
-    something that is no box.
-    """
-    begin = 0
-    while len(header := file.read(_HEADER.size)) == _HEADER.size:
-        size_bytes, kind = _HEADER.unpack(header)
-        header_bytes = _HEADER.size
-        if size_bytes == 1:
-            long_size = file.read(_LONG_SIZE.size)
-            if len(long_size) < _LONG_SIZE.size:
-                return
-            (size_bytes,) = _LONG_SIZE.unpack(long_size)
-            header_bytes += _LONG_SIZE.size
-        if size_bytes < header_bytes:  # 0: the box goes on to the end of the file
-            return
-        yield kind, size_bytes - header_bytes
-        begin += size_bytes
-        file.seek(begin)
+def _box_content(path: Path) -> bytes:
+    """Returns what the box of a recipe at the end of a file holds; nothing where none is."""
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, _END_BYTES), os.SEEK_END)
+        content = file.read()
+    begin = content.rfind(b"uuid" + _RECIPE_BOX.bytes) - _SIZE.size
+    if begin < 0:
+        return b""
+    (size_bytes,) = _SIZE.unpack_from(content, begin)
+    return content[begin + _HEADER_BYTES : begin + size_bytes]

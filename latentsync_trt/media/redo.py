@@ -78,9 +78,8 @@ class PartReplacer:
     @property
     def end_s(self) -> Fraction:
         """How long the pictures last that are written anew."""
-        ends = [*self._earlier.ordered_stamps, self._earlier.end]
-        units = sum(ends[part.stop] - ends[part.start] for part in self.todo.write.ranges)
-        return Fraction(units, self._earlier.per_s)
+        spans = map(self._earlier.span_of, self.todo.write.ranges)
+        return sum((span.end_s - span.start_s for span in spans), Fraction(0))
 
     def __enter__(self) -> Self:
         with ExitStack() as opened, writing(self.output):

@@ -74,7 +74,7 @@ class Pace:
         if frames is not None:
             self.total = min(frames, len(todo.counted))
             self._stop = min(frames, todo.write.stop)
-        self._paint_from = todo.paint.start
+        self._todo = todo
         self._part = range(synced.start, min(synced.stop, todo.paint.stop))
         self._window_frames = window_frames
 
@@ -92,8 +92,8 @@ class Pace:
         begun_s = self.opened_s
         if self.painting is not None and self.painting.begun_s < newest.time_s:
             begun_s = self.painting.begun_s
-        painted = newest.end - max(self._part.start, self._paint_from)
-        return max(painted, 0) / (newest.time_s - begun_s)
+        painted = self._todo.paint.between(self._part.start, newest.end)
+        return painted / (newest.time_s - begun_s)
 
     def left_s(self) -> float | None:
         """Returns the seconds until the last frame; None before one is painted, or where nobody
@@ -105,7 +105,7 @@ class Pace:
         expected = max(self._stop, self.end)
         newest = self._newest()
         stop = min(self._part.stop, expected)
-        windows = ceil(max(stop - newest.end, 0) / self._window_frames)
+        windows = ceil(self._todo.paint.between(newest.end, stop) / self._window_frames)
         # A window takes as long for one frame as for all.
         frames = windows * self._window_frames + (expected - max(stop, self.end)) * _UNPAINTED_COST
         left_s = float(frames) / pace
@@ -117,13 +117,20 @@ class Pace:
         """Returns when the first windows were painted; or when the networks were open, where fewer
         frames follow the first windows than these have.
         """
-        opened = PaintedUntil(self.opened_s, self._paint_from)
         if self.painting is None:
             return PaintedUntil(self.opened_s, self.end)
+        paint = self._todo.paint
         first = self.painting.first
-        if self.end - first.end < first.end - self._paint_from:
-            return opened
+        if paint.between(first.end, self.end) < paint.between(0, first.end):
+            return PaintedUntil(self.opened_s, paint.start)
         return first
+
+    def painted_per_s(self) -> float:
+        """Returns how many frames were painted a second since `steady_since`."""
+        steady = self.steady_since()
+        painting_s = self.written_s - steady.time_s
+        painted = self._todo.paint.between(steady.end, self.end)
+        return painted / painting_s if painting_s else 0.0
 
     def _newest(self) -> PaintedUntil:
         """Returns when the newest frame that may be painted was painted or written."""

@@ -20,8 +20,10 @@ from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.types import VideoInfo
 
 _SEARCHED_BEFORE_S = Fraction(10)
-"""Faces are searched from so long before the first frame to paint, so that they are followed, and
-known, as in the whole run; where the shot is older, windows may begin at other frames than there.
+"""Faces are searched from at least so long before the first frame to paint, so that they are
+followed, and known, as in the whole run. The search begins where a window of a face begins that is
+there from the first frame on; in other shots that are older, windows begin at other frames than in
+the whole run.
 """
 _SEARCHED_AFTER_S = LOOK_AHEAD_S + 2 * FADE_S
 """After the last window faces are searched for so long, since gaps are bridged, and faces fade, by
@@ -86,9 +88,9 @@ def _frames_to_do(inputs: Inputs, earlier: EarlierResult, window_frames: int) ->
         paint = range(earlier.frame_from(paint_s), part.stop)
         after_s = earlier.time_s(part.stop + window_frames) + _SEARCHED_AFTER_S
         painted += without(paint, kept)
-        searched.append(
-            range(earlier.frame_from(paint_s - _SEARCHED_BEFORE_S), earlier.frame_from(after_s))
-        )
+        first = earlier.frame_from(paint_s - _SEARCHED_BEFORE_S)
+        first -= first % window_frames
+        searched.append(range(first, earlier.frame_from(after_s)))
     return FramesToDo(write, merged_ranges(painted), merged_ranges(searched), write)
 
 

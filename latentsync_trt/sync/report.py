@@ -50,7 +50,6 @@ def report_of(
     wall_s = perf_counter() - run.start_s
     model = run.model()
     steady = pace.steady_since()
-    painting_s = pace.written_s - steady.time_s
     report = SyncReport(
         output=str(run.inputs.output),
         bundle=model.bundle.manifest.name,
@@ -63,7 +62,7 @@ def report_of(
         opened_s=pace.opened_s - run.start_s,
         startup_s=steady.time_s - run.start_s,
         finish_s=run.start_s + wall_s - pace.written_s,
-        frames_per_s=(pace.end - steady.end) / painting_s if painting_s else 0.0,
+        frames_per_s=pace.painted_per_s(),
         stages=run.clock.times(),
         engines=model.times(),
         notices=tuple(dict.fromkeys((*model.notices, *run.notices.texts))),
