@@ -31,9 +31,9 @@ _END_BYTES = 2**18
 """The box of a recipe is so near to the end of its file: only XMP, and what other programs add,
 comes after it.
 """
-_SIZE = struct.Struct(">I")
+_BOX_SIZE = struct.Struct(">I")
 """How a box of MP4 begins; its kind follows."""
-_HEADER_BYTES = _SIZE.size + len(b"uuid") + len(_RECIPE_BOX.bytes)
+_BOX_HEAD_BYTES = _BOX_SIZE.size + len(b"uuid") + len(_RECIPE_BOX.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def append_box(path: Path, kind: UUID, content: bytes) -> None:
     moves.
     """
     with path.open("ab") as file:
-        file.write(_SIZE.pack(_HEADER_BYTES + len(content)) + b"uuid" + kind.bytes + content)
+        file.write(_BOX_SIZE.pack(_BOX_HEAD_BYTES + len(content)) + b"uuid" + kind.bytes + content)
 
 
 def _box_content(path: Path) -> bytes:
@@ -104,8 +104,8 @@ def _box_content(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-min(path.stat().st_size, _END_BYTES), os.SEEK_END)
         content = file.read()
-    begin = content.rfind(b"uuid" + _RECIPE_BOX.bytes) - _SIZE.size
+    begin = content.rfind(b"uuid" + _RECIPE_BOX.bytes) - _BOX_SIZE.size
     if begin < 0:
         return b""
-    (size_bytes,) = _SIZE.unpack_from(content, begin)
-    return content[begin + _HEADER_BYTES : begin + size_bytes]
+    (size_bytes,) = _BOX_SIZE.unpack_from(content, begin)
+    return content[begin + _BOX_HEAD_BYTES : begin + size_bytes]
