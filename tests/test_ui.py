@@ -15,12 +15,14 @@ from typing import Any
 
 import cv2
 import httpx
+import numpy as np
 import psutil
 import pytest
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.measures import Interval, LipMeasure, Measures
+from latentsync_trt.media.reader import probe
 from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.folders import FULL
 from latentsync_trt.serve.service import Service
@@ -478,6 +480,40 @@ def test_a_timeline_is_shown(
         assert card.count('role="slider"') == 2 * is_whole
         assert "face-synced.mp4" in card
     worker.played = {}
+
+
+def test_what_is_painted_over_the_first_picture_is_the_mask_of_the_job(
+    service: Service, worker: PretendedWorker, opened: Opened, clip: tuple[Path, Path]
+) -> None:
+    """Nothing painted is no mask, and another video has none."""
+    opened.give(clip)
+    opened.fire("keep", "expand")
+    shown = Path(opened.of("keep-editor")["value"]["background"]["path"])
+    height, width = cv2.imread(str(shown)).shape[:2]
+    layer = np.zeros((height // 2, width // 2, 4), np.uint8)
+    for painted in (0, 10):
+        layer[:painted, :] = 200
+        sent = cv2.imencode(".png", layer)[1].tobytes()
+        files = {"files": ("layer.png", sent)}
+        path = opened.client.post("/gradio_api/upload", files=files).json()[0]
+        file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        editor = {"background": None, "layers": [file], "composite": None, "id": None}
+        opened.of("keep-editor")["value"] = editor
+        opened.fire("keep-painted", "click")
+        assert bool(opened.of("option-keep_mask")["value"]) == bool(painted)
+    opened.fire("anyway", "click")
+    task = until(lambda: worker.tasks)[0]
+    assert Path(str(task.options.keep_mask)).name == "painted mask.png"
+    kept = opened.of("option-keep_mask")["value"]["path"]
+    mask = cv2.imread(kept, cv2.IMREAD_GRAYSCALE)
+    assert mask is not None
+    info = probe(clip[0])
+    assert mask.shape == (info.height_px, info.width_px)
+    assert mask.mean() == pytest.approx(255 * 20 / height, abs=1)
+    assert mask[:10].all()
+    opened.of("video")["value"] = None
+    opened.fire("video", "change")
+    assert opened.of("option-keep_mask")["value"] is None
 
 
 def pids() -> set[int]:

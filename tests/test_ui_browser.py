@@ -343,6 +343,36 @@ def test_times_of_the_timeline_are_reached_by_mouse_and_keyboard(
     painted.wait_for()
 
 
+def test_a_mask_is_painted_with_the_mouse(browser: Browser, server: Server, clips: Path) -> None:
+    """And is kept when the page is loaded again."""
+    visitor = visit(browser, server)
+    page = visitor.page
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    press(visitor.part("keep").locator("button").first)
+    canvas = visitor.part("keep-editor").locator("canvas").first
+    canvas.wait_for()
+    expect(visitor.part("keep-note")).to_contain_text("Paint over")
+    page.wait_for_timeout(1000)  # the picture is drawn
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box() or {}
+    across = box["x"] + box["width"] / 2
+    down = box["y"] + box["height"] / 2
+    page.mouse.move(across - 20, down)
+    page.mouse.down()
+    page.mouse.move(across + 20, down, steps=5)
+    page.mouse.up()
+    expect(visitor.part("keep-editor").get_by_role("button", name="Undo")).to_be_enabled()
+    visitor.part("keep-painted").click()
+    expect(visitor.part("keep-note")).to_contain_text("It is kept")
+    page.reload()
+    visitor.ready()
+    visitor.part("more").locator("button").first.click()
+    expect(visitor.part("option-keep_mask")).to_contain_text("painted mask")
+    visitor.begin()
+    visitor.finish()
+    visitor.leave()
+
+
 def drop(visitor: Visitor, path: Path, kind: str) -> None:
     """Drops a file on the field for videos."""
     data = base64.b64encode(path.read_bytes()).decode()

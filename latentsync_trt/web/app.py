@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse
 
 from latentsync_trt.batch.remote_files import is_url, url_file_name
 from latentsync_trt.bundle.find import demo_folder, describe, exported_bundles, find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.environment import changed_environment
-from latentsync_trt.serve.app import create_app
+from latentsync_trt.serve.app import create_app, on_error
 from latentsync_trt.serve.checks import Pool
 from latentsync_trt.serve.server import LingeringClose
 from latentsync_trt.serve.service import Service
@@ -88,7 +88,10 @@ def page_app(
             max_file_size=round(service.limits.most_upload_bytes),
             enable_monitoring=False,
             app_kwargs={
-                "exception_handlers": dict.fromkeys((KeyError, FnIndexInferError), _unknown_event)
+                "exception_handlers": {
+                    **dict.fromkeys((KeyError, FnIndexInferError), _unknown_event),
+                    ClientDisconnect: on_error,  # a page that is closed while it sends a file
+                }
             },
             theme=gr.themes.Default(**_THEME).set(**_BODY),
             css_paths=[REPORTS / "bands.css", _HERE / "page.css"],

@@ -14,6 +14,7 @@ from latentsync_trt.media.demo_clip import SPEECH, demo_clip
 from latentsync_trt.serve.admission import Limits, TooLarge
 from latentsync_trt.serve.checks import Pool
 from latentsync_trt.web.jobs import COOKIE
+from latentsync_trt.web.mask_painter import MaskPainter
 from latentsync_trt.web.parts import html
 from latentsync_trt.web.people_search import PeopleSearch
 from latentsync_trt.web.uploads import Upload, check_speech
@@ -62,12 +63,16 @@ class ClipInputs:
             allow_preview=False, buttons=[], interactive=False, visible=False, elem_id="faces",
         )  # fmt: skip
         self.speaking = gr.Button("Whoever speaks", size="sm", visible=False, elem_id="speaking")
+        self.mask = MaskPainter(self.files, uploads)
         self.upload = gr.State(None)
 
     def connect(self, options: dict[str, Any]) -> tuple[Any, Any]:
         """Adds the events; returns the choice of a person, and a search for people."""
         face = options["face"]
+        keep_mask = options["keep_mask"]
         self._reset |= {face: "largest", options["start"]: "", options["end"]: ""}
+        self._reset |= {keep_mask: None, self.mask.box: gr.update(open=False)}
+        self.mask.connect(self.upload, keep_mask)
         people = [self.note, self.faces, self.speaking]
         changes = [self.video, self.upload, *people, self.video_error, *self._reset]
         note_finished(self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK))

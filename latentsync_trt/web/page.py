@@ -80,7 +80,7 @@ class Page:
         self.blocks.has_launched = True
         refuse_forged(self.blocks)
         for block in self.blocks.blocks.values():
-            if isinstance(block, gr.Video | gr.Audio | gr.File):
+            if isinstance(block, gr.Video | gr.Audio | gr.File | gr.ImageEditor):
                 refuse_addresses(block)
 
     def _connect_form(self) -> None:
