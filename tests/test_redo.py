@@ -169,6 +169,36 @@ def test_packets_outside_stay_as_they_are(
     assert EarlierResult.read(output).recipe.ingredients == MADE_OF  # and once more
 
 
+@pytest.mark.parametrize(
+    ("name", "speech", "codec"),
+    [
+        ("out.mp4", "speech.m4a", "aac"),
+        ("out.mov", "speech.mp3", "libmp3lame"),
+        ("out.mkv", "speech.opus", "libopus"),
+        ("out.mp4", "speech.flac", "flac"),
+    ],
+)
+@pytest.mark.parametrize("at_s", [Fraction(0), Fraction(1, 3), Fraction(-1, 5)])
+def test_sound_stays_as_it_is(
+    tmp_path: Path, name: str, speech: str, codec: str, at_s: Fraction
+) -> None:
+    """Copied or encoded, with an encoder's delay, later than the picture or cut at its start."""
+    output = tmp_path / name
+    recording = write_sound(tmp_path / speech, 2.5, codec=codec, rate_hz=48_000)
+    info = info_at(Fraction(1, 25), Fraction(25))
+    extras = FileExtras((SoundPiece(recording, at_s),), mark=True, ingredients=MADE_OF)
+    stamps = list(range(FRAMES + 1))
+    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), extras) as writer:
+        for frame in frames(stamps, Fraction(1, 25)):
+            writer.write(frame)
+    before = packets_of_streams(output)
+    pictures = frames(stamps, Fraction(1, 25), inverted=True)
+    done_again(output, info, SyncOptions(), pictures, RedoSpan(Fraction(1), Fraction(11, 10)))
+    after = packets_of_streams(output)
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
 @pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv"])
 def test_a_result_that_was_edited_is_refused(tmp_path: Path, name: str) -> None:
     output = tmp_path / name

@@ -34,7 +34,8 @@ from latentsync_trt.types import ColorTags, HdrMetadata, VideoInfo
 
 KEYFRAMES_S = Fraction(2)
 """The longest time between keyframes, from one of which to the next a part can be done again
-without the rest. Files grow by a few percent.
+without the rest, and to which players seek. 10 s of a still shot grow by 16 % with x265, 23 % with
+x264 and 35 % with SVT-AV1, beside 10 s.
 """
 _WITHOUT_INTERVAL = ("ffv1", "prores_ks")
 """Encoders whose keyframes are nearer than that anyway."""
