@@ -383,6 +383,11 @@ class SyncReport:
     begins later in the source, as a preview does.
     """
 
+    redone: tuple[SpanSeconds, ...] = ()
+    """The times of a result that were done again, of which alone `frames`, `painted`, `untouched`,
+    `in_front` and `quality` tell; none where all of it was made.
+    """
+
     @property
     def painting_s(self) -> float:
         return self.wall_s - self.startup_s - self.finish_s

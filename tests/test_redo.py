@@ -268,7 +268,8 @@ def test_the_same_seed_gives_the_same_packets(
     )
     assert packets_of_streams(result) == before
     assert report.frames == report.frames_with_face == 12
-    assert report.duration_s == 12 / 25
+    assert report.duration_s == FRAMES / 25
+    assert report.redone == ((36 / 25, 48 / 25),)
     assert shown[-1] == (12, 12)
     assert any("encoded anew from 1.44 to 1.92 s" in notice for notice in report.notices)
 

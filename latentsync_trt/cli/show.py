@@ -174,8 +174,11 @@ def show_report(
     """
     for text in report.notices:
         notices.add(text)
+    again = ""
+    if report.redone:
+        again = " done again of a result"
     echo(
-        f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in "
+        f"{report.output}: {report.frames} frames{again} ({report.duration_s:.2f} s), face in "
         f"{report.frames_with_face}, with {report.bundle} on {report.provider}"
     )
     echo(

@@ -65,6 +65,10 @@ class PartReplacer:
     def __init__(self, earlier: EarlierResult, contents: Contents, todo: FramesToDo) -> None:
         self.output = earlier.path
         self.todo = todo
+        self.end_s = earlier.recipe.end_s
+        """When the last frame of the result ends."""
+        self.redone = tuple(map(earlier.span_of, todo.write.ranges))
+        """The spans that are written anew."""
         self.notices: tuple[str, ...] = ()
         self._earlier = earlier
         self._contents = contents
@@ -74,12 +78,6 @@ class PartReplacer:
         self._stamps = list[int]()
         """Those of the open part, as its encoder gets them."""
         self._parts = list[ClosedPart]()
-
-    @property
-    def end_s(self) -> Fraction:
-        """How long the pictures last that are written anew."""
-        spans = map(self._earlier.span_of, self.todo.write.ranges)
-        return sum((span.end_s - span.start_s for span in spans), Fraction(0))
 
     def __enter__(self) -> Self:
         with ExitStack() as opened, writing(self.output):

@@ -35,6 +35,7 @@ from latentsync_trt.media.parts import (
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.media.timing import nearest
+from latentsync_trt.spans import Span
 from latentsync_trt.stopping import delayed
 from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
@@ -93,6 +94,8 @@ class VideoWriter:
         self.end_s = self._finished.end_s
         """When the last frame ends."""
         self.todo = self._finished.todo
+        self.redone: tuple[Span, ...] = ()
+        """The spans that are done again: none, as all is written."""
         self._part: PartWriter | None = None
         self._part_number = -1
         self._last_stamp = -1

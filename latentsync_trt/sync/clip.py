@@ -60,7 +60,7 @@ def sync_clip(run: RunContext) -> SyncReport:
         stack.enter_context(closing(composed))
         faces = write_frames(run, writer, composed, stages.leave, pace)
     run.add_notices(writer.notices)
-    return report_of(run, writer.end_s, faces, pace, quality)
+    return report_of(run, writer, faces, pace, quality)
 
 
 def _open_speech(run: RunContext, quality: Quality) -> OpenSpeech:

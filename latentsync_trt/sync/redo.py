@@ -58,7 +58,7 @@ def replacer_of(
         )
     todo = _frames_to_do(inputs, earlier, window_frames)
     replacer = PartReplacer(earlier, contents_of(earlier, inputs.encoder, info, extras), todo)
-    times = ", ".join(earlier.span_of(each).in_words for each in todo.write.ranges)
+    times = ", ".join(span.in_words for span in replacer.redone)
     replacer.notices += (f"{earlier.path}: encoded anew from {times}; all else is copied",)
     changes = list(differences(before.free, now.free))
     if changes:

@@ -1,6 +1,5 @@
 """What measures a run, and the report of what it did."""
 
-from fractions import Fraction
 from time import perf_counter
 
 from latentsync_trt.face.people import FaceStats
@@ -10,6 +9,7 @@ from latentsync_trt.measure.quality import Quality, write_report
 from latentsync_trt.measure.syncnet import SyncMeter, open_syncnet
 from latentsync_trt.sync.pace import Pace
 from latentsync_trt.sync.run_context import RunContext
+from latentsync_trt.sync.writers import OutputWriter
 from latentsync_trt.types import SyncReport
 
 
@@ -40,13 +40,9 @@ def quality_of(run: RunContext) -> Quality:
 
 
 def report_of(
-    run: RunContext, duration_s: Fraction, faces: FaceStats, pace: Pace, quality: Quality
+    run: RunContext, writer: OutputWriter, faces: FaceStats, pace: Pace, quality: Quality
 ) -> SyncReport:
-    """Returns the report of a run that ends now, and writes its page, if it has one.
-
-    Args:
-        duration_s: of the output.
-    """
+    """Returns the report of a run that ends now, and writes its page, if it has one."""
     wall_s = perf_counter() - run.start_s
     model = run.model()
     steady = pace.steady_since()
@@ -57,7 +53,7 @@ def report_of(
         frames=faces.frames,
         frames_with_face=faces.frames_with_face,
         windows=0 if pace.painting is None else pace.painting.windows,
-        duration_s=float(duration_s),
+        duration_s=float(writer.end_s),
         wall_s=wall_s,
         opened_s=pace.opened_s - run.start_s,
         startup_s=steady.time_s - run.start_s,
@@ -69,9 +65,10 @@ def report_of(
         untouched=tuple(faces.untouched),
         in_front=tuple(faces.in_front),
         painted=faces.painted_times(),
-        speech=quality.speech(duration_s),
+        speech=quality.speech(writer.end_s),
         quality=quality.result(float(pace.from_s or 0)),
         picture_delay_s=float(run.inputs.sound.picture_delay_s),
+        redone=tuple((float(span.start_s), float(span.end_s)) for span in writer.redone),
     )
     if run.inputs.page is not None:
         write_report(run.inputs.page, run.inputs.video, report, quality, run.inputs.options)
