@@ -16,6 +16,7 @@ from pathlib import Path
 import av
 import cv2
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from latentsync_trt.cli.demo import RESULT, SOURCE
@@ -32,7 +33,7 @@ MOST_BYTES = 700_000
 FIRST_S = 2.1
 """From here, two seconds show wide, round and shut mouths: "Papa, mama, and the boats"."""
 LENGTH_S = 2.0
-QUALITIES = (80, 72, 64, 56, 48, 40)
+QUALITIES = (72, 60, 50, 40)
 """Of WebP: the first that keeps the file small enough."""
 CAPTION_PX = 34
 STILL_WIDTH_PX = 1000
@@ -93,8 +94,9 @@ def caption(words: list[SpokenWord], spoken: int, width_px: int) -> UInt8Array:
             color="#d9591c" if now else "#667080",
             weight="bold" if now else "normal",
         )
-    figure.canvas.draw()
-    drawn = np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn = np.asarray(canvas.buffer_rgba())
     return np.ascontiguousarray(drawn[..., :3])
 
 
@@ -106,7 +108,7 @@ def write_webp(pictures: list[UInt8Array], target: Path, quality: int) -> int:
         stream.width = width_px
         stream.height = height_px
         stream.pix_fmt = "yuv420p"
-        stream.options = {"quality": str(quality), "compression_level": "6"}
+        stream.options = {"quality": str(quality), "compression_level": "4"}
         for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode(None))
