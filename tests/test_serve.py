@@ -168,7 +168,8 @@ def test_from_upload_to_result(
         ], each
     options = worker.tasks[0].options
     assert (options.preset, options.finish) == ("fast", "plain")
-    assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
+    names = ["inputs", "inputs/audio.wav", "inputs/video.mp4", "output.mp4", "report.html"]
+    assert job_files(folder) == [job["id"], *(f"{job['id']}/{name}" for name in names)]
     assert client.delete(path).status_code == 204
     assert client.get(path).status_code == client.get(f"{path}/result").status_code == 404
     assert job_files(folder) == [] and client.get("/v1/jobs").json() == []

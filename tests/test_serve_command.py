@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -114,6 +115,43 @@ def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> No
     assert "latentsync_frames_total 10.0" in client.get("/metrics").text
     log = "".join(command.lines)
     assert r"label a\u202eb" in log and "\u202e" not in log
+
+
+def test_a_part_is_done_again(tmp_path: Path, started: list[Command]) -> None:
+    """As a new job, whose report is that of the whole; the former one keeps its result."""
+    command = Command(tmp_path / "service", "--bundle", str(small_bundle()), "--provider", "cpu")
+    started.append(command)
+    client = command.client
+    job = send(client, tmp_path, 2.4)
+    before = ended(client, job)
+    address = f"/v1/jobs/{job}/redo"
+    for wrong, problem in (
+        ({"seed": 7}, "redo: is missing"),
+        ({"redo": ["1:2"], "codec": "hevc"}, "codec: cannot differ"),
+        ({"redo": ["4:5"]}, "lasts 2.40 s"),
+    ):
+        refused = client.post(address, json=wrong)
+        assert (refused.status_code, problem in refused.json()["error"]) == (422, True)
+    answer = client.post(address, json={"redo": ["2.1:2.3"], "seed": 7}).raise_for_status()
+    after = ended(client, answer.json()["id"])
+    assert (after["state"], after["redo_of"], after["files"]) == ("done", job, before["files"])
+    pictures = []
+    for each in (before, after):
+        assert (each["report"]["frames"], each["report"]["duration_s"]) == (60, 2.4)
+        path = tmp_path / "result.mp4"
+        path.write_bytes(client.get(f"/v1/jobs/{each['id']}/result").content)
+        pictures.append(decoded(path))
+    same = [np.array_equal(first, second) for first, second in zip(*pictures, strict=True)]
+    assert all(same[:50])
+    assert not all(same[50:])
+    assert after["report"]["redone"] == [[2.0, 2.4]]
+    assert after["report"]["painted"] == before["report"]["painted"]
+    client.delete(f"/v1/jobs/{job}").raise_for_status()
+    kept = {"redo": ["0.2:0.6"], "keep_source": True}
+    again = client.post(f"/v1/jobs/{after['id']}/redo", json=kept).raise_for_status()
+    left = ended(client, again.json()["id"])
+    assert (left["state"], left["error"]) == ("done", None)
+    assert len(left["report"]["painted"]) == 2
 
 
 @pytest.mark.slow

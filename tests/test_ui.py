@@ -516,6 +516,46 @@ def test_what_is_painted_over_the_first_picture_is_the_mask_of_the_job(
     assert opened.of("option-keep_mask")["value"] is None
 
 
+def test_a_part_is_done_again_and_undone(
+    service: Service,
+    worker: PretendedWorker,
+    plain: httpx.Client,
+    clip: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The result takes the place of the former one in the list, until that is wanted back."""
+    opened = Opened(plain, "again")
+    browser = dict(plain.cookies).popitem()[1]
+    former = submitted(service, clip, browser)
+    opened.fire("history", "input")
+    assert (opened.of("redo")["visible"], opened.of("undo")["visible"]) == (True, False)
+    opened.of("redo-from")["value"] = 0.1
+    opened.fire("redo-begin", "click")
+    assert "not a begin and a later end" in opened.of("message")["value"]
+    opened.of("redo-until")["value"] = 0.3
+    opened.fire("redo-begin", "click")  # the pretended result says of itself nothing
+    assert "is not a readable media file" in opened.of("message")["value"]
+    monkeypatch.setattr("latentsync_trt.serve.intake.check_redo", repr)  # which checks nothing
+    for preset in ("draft", "source"):
+        opened.of("redo-preset")["value"] = preset
+        opened.fire("redo-begin", "click")
+        again = service.jobs.newest(1)[0].id
+        until(lambda job=again: service.jobs.status(job).state == "done")
+        opened.fire("history", "input")
+        (label, shown), *_ = opened.of("history")["choices"]
+        assert (shown, "0.1–0.3 s again" in label) == (again, True)
+        assert opened.of("undo")["visible"]
+    painted, left = (task.options for task in worker.tasks[-2:])
+    assert (painted.preset, painted.keep_source, left.keep_source) == ("draft", False, True)
+    listed = [number for _, number in opened.of("history")["choices"]]
+    assert former not in listed
+    for _ in range(2):
+        opened.fire("undo", "click")
+    assert opened.of("history")["choices"][0][1] == former
+    assert opened.of("message")["value"] == opened.of("speech-error")["value"]
+    assert opened.of("undo")["visible"] is False
+
+
 def pids() -> set[int]:
     """Of the children of this process."""
     return {child.pid for child in psutil.Process().children()}

@@ -343,6 +343,48 @@ def test_times_of_the_timeline_are_reached_by_mouse_and_keyboard(
     painted.wait_for()
 
 
+def test_a_part_is_dragged_done_again_and_undone(
+    browser: Browser, server: Server, clips: Path
+) -> None:
+    """On a phone; a second tab shows the new result, too, and a reload keeps it."""
+    visitor = visit(browser, server, viewport={"width": PHONE_PX, "height": 844})
+    page = visitor.page
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    visitor.begin()
+    visitor.finish()
+    track = visitor.part("compare").locator(".painted .track")
+    track.scroll_into_view_if_needed()
+    box = track.bounding_box() or {}
+    down = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.2 * box["width"], down)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], down, steps=5)
+    page.mouse.up()
+    starts_s = float(visitor.part("redo-from").locator("input").input_value())
+    ends_s = float(visitor.part("redo-until").locator("input").input_value())
+    assert (starts_s, ends_s) == (pytest.approx(0.2, abs=0.02), pytest.approx(0.6, abs=0.02))
+    press(track, "Home")
+    page.keyboard.press("Enter")
+    expect(visitor.part("redo-from").locator("input")).to_have_value("0.00")
+    expect(visitor.part("redo-until").locator("input")).to_have_value("1.00")
+    visitor.part("redo-until").locator("input").fill("0.5")
+    visitor.part("redo-begin").click()
+    first = visitor.part("history").locator("label").first
+    expect(first).to_contain_text(re.compile("0–0.5 s again .* done"))
+    assert len(visitor.jobs()) == 1
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE_PX
+    tab = page.context.new_page()
+    tab.goto(server.address)
+    expect(tab.locator("#history label")).to_contain_text("0–0.5 s again")
+    page.reload()
+    visitor.part("undo").click()
+    expect(first).not_to_contain_text("again")
+    expect(visitor.part("undo")).to_be_hidden()
+    visitor.finish()
+    assert len(visitor.jobs()) == 1
+    visitor.leave()
+
+
 def test_a_mask_is_painted_with_the_mouse(browser: Browser, server: Server, clips: Path) -> None:
     """And is kept when the page is loaded again."""
     visitor = visit(browser, server)

@@ -50,6 +50,8 @@ class Task:
     """The client's name of the task."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The client's names of its files, by field."""
+    redo_of: str = ""
+    """The task of whose result this one does a part again, in a copy."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; without what is empty, and of the options what differs from

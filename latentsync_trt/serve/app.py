@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 from fastapi.routing import APIRoute
@@ -254,6 +255,22 @@ def _jobs(service: Service, stall_s: float) -> APIRouter:
     def cancel(job_id: str) -> JobStatus:
         """Cancels a job that waits or runs; no error if it is canceled already."""
         return service.jobs.cancel(job_id)
+
+    @router.post("/{job_id}/redo", status_code=201)
+    async def redo(
+        request: Request,
+        response: Response,
+        job_id: str,
+        options: Annotated[dict[str, Any], Body()],
+    ) -> JobStatus:
+        """Does a part of a result again, as a new job: its result is that of the former one, but
+        for the spans, as in `{"redo": ["12.4:14"], "seed": 7}`. `keep_source` leaves the source
+        there; `preset`, `steps`, `guidance`, `face`, `occluders` and `finish` may differ, too.
+        """
+        again = partial(service.intake.redo, job_id, options)
+        new_id = await to_thread.run_sync(again, limiter=limiter)
+        response.headers["Location"] = str(request.url_for("state", job_id=new_id))
+        return await to_thread.run_sync(service.jobs.status, new_id)
 
     @router.delete("/{job_id}", status_code=204)
     def delete(job_id: str) -> None:

@@ -200,6 +200,16 @@ def check_form(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
     )
 
 
+def check_redo(task: Task) -> None:
+    """Raises `InputError`, also as `MediaError`, unless a task can do a part of its output again;
+    for a child.
+    """
+    from latentsync_trt.sync.inputs import check_inputs
+
+    audio = None if task.audio is None else Path(task.audio)
+    check_inputs(Path(task.video), audio, Path(task.output), task.options)
+
+
 def _check_speech_fields(form: Form) -> None:
     """Raises `InputError` unless a form has either speech of all, or of single persons."""
     speakers = [name for name in form.files if SPEAKER.fullmatch(name)]

@@ -20,6 +20,7 @@ from latentsync_trt.batch.tasks import (
 )
 from latentsync_trt.errors import OutputError
 from latentsync_trt.serve.folders import JobFolders
+from latentsync_trt.serve.redo import whole_report
 from latentsync_trt.types import Progress
 
 _STORE_AGAIN_S = 2.0
@@ -77,6 +78,8 @@ class JobEvents:
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
+        if isinstance(event, Finished):
+            event = self._with_rest(event)
         if not self._stored(event):
             return
         with self._lock:
@@ -86,7 +89,20 @@ class JobEvents:
         if self._store.row(event.task_id) is None:  # it was deleted while it ran
             self._folders.remove(event.task_id)
         else:
-            self._folders.remove_unneeded(event.task_id)
+            is_done = isinstance(event, Finished)
+            self._folders.remove_unneeded(event.task_id, is_done=is_done)
+
+    def _with_rest(self, event: Finished) -> Finished:
+        """Returns the event with a report of the whole result, where a part was done again of one
+        whose report is kept.
+        """
+        row = self._store.row(event.task_id)
+        if row is None or not row.task.redo_of:
+            return event
+        former = self._store.row(row.task.redo_of)
+        if former is None or former.report is None:
+            return event
+        return replace(event, report=whole_report(former.report, event.report))
 
     def _stored(self, event: Event) -> bool:
         """Stores an event, as soon as that is possible; returns False if the service stops

@@ -1,6 +1,7 @@
 """Where the service keeps jobs: a folder for each, named by its id, and space on the disk."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from latentsync_trt.files import whole_file
-from latentsync_trt.serve.admission import UPLOADS
+from latentsync_trt.serve.admission import PAGE, PREVIEW, UPLOADS
 
 JOB_ID = re.compile(r"[0-9a-f]{32}")
 FULL = "service: its disk is full; free some space on it, or try again later"
@@ -61,10 +62,24 @@ class JobFolders:
     def remove(self, job_id: str) -> None:
         shutil.rmtree(self.jobs / job_id, ignore_errors=True)
 
-    def remove_unneeded(self, job_id: str) -> None:
-        """Removes what a job that has ended needs no more: inputs and work folder."""
+    def copy(self, job_id: str, copy_id: str) -> None:
+        """Makes a folder for a new job with the files of another one; without its preview and its
+        page. Files are links where the disk has such: they are replaced, never changed.
+        """
+        shutil.copytree(
+            self.jobs / job_id,
+            self.jobs / copy_id,
+            copy_function=_link_or_copy,
+            ignore=shutil.ignore_patterns(PREVIEW, PAGE),
+            dirs_exist_ok=True,
+        )
+
+    def remove_unneeded(self, job_id: str, *, is_done: bool) -> None:
+        """Removes what a job that has ended needs no more: the work folder, and the inputs unless
+        `is_done`, as then a part may be done again.
+        """
         for path in (self.jobs / job_id).glob("*"):
-            if path.is_dir():
+            if path.is_dir() and not (is_done and path.name == UPLOADS):
                 shutil.rmtree(path, ignore_errors=True)
 
     def in_client_words(self, value: Any, names: Mapping[str, str]) -> Any:
@@ -88,3 +103,11 @@ class JobFolders:
 
         pattern = rf"({folder})?(?<![\w.-])({stored})(?![\w-]|\.\w)|{folder}"
         return json.loads(re.sub(pattern, client_name, json.dumps(value)))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Links a file, or copies it with its time, by which runs know it, where links are none."""
+    try:
+        os.link(source, target)
+    except OSError:  # a disk without links
+        shutil.copy2(source, target)

@@ -2,17 +2,20 @@
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.job_store import JobStore
+from latentsync_trt.batch.tasks import Task
 from latentsync_trt.errors import Busy, LatentSyncError, OutputError
-from latentsync_trt.serve.admission import RETRY_S, Form, Limits
-from latentsync_trt.serve.checks import Pool, check_form
+from latentsync_trt.serve.admission import RETRY_S, Form, Limits, NotNow, UnknownJob
+from latentsync_trt.serve.checks import Pool, check_form, check_redo
 from latentsync_trt.serve.events import log_step
-from latentsync_trt.serve.folders import FULL, JobFolders
+from latentsync_trt.serve.folders import FULL, JOB_ID, JobFolders
+from latentsync_trt.serve.redo import redo_task
 
 _MOST_ARRIVING = 64
 """Uploads at the same time; they take no place in the queue before they are complete."""
@@ -76,10 +79,43 @@ class Intake:
             names = {form.files[field].name: name for field, name in form.names.items()}
             error.args = (self._folders.in_client_words(str(error), names),)
             raise
+        self._queue(task)
+
+    def redo(self, former_id: str, changes: Mapping[str, Any]) -> str:
+        """Queues a job that does a part of a job's result again, in a copy; returns its id.
+
+        Args:
+            changes: options by name, "redo" for the spans; see `redo_task`.
+
+        Raises:
+            UnknownJob: no job has this id.
+            NotNow: it has no result.
+            LatentSyncError: as `receiving`, `submit` and `redo_task`.
+        """
+        row = self._store.row(former_id) if JOB_ID.fullmatch(former_id) else None
+        if row is None:
+            raise UnknownJob(f"job {former_id[:40]}: does not exist, or was deleted; list the jobs")
+        if row.state != "done":
+            raise NotNow(f"job {former_id}: is {row.state}, without a result; wait for done")
+        with self.receiving() as (job_id, _):
+            self._folders.copy(former_id, job_id)
+            folders = (self._folders.jobs / former_id, self._folders.jobs / job_id)
+            task = redo_task(row.task, job_id, folders, changes)
+            try:
+                self._checks.call(check_redo, task)
+            except LatentSyncError as error:
+                text = self._folders.in_client_words(str(error), row.task.client_names())
+                error.args = (text,)
+                raise
+            self._queue(task)
+            return job_id
+
+    def _queue(self, task: Task) -> None:
+        """Stores a task, and lets it wait for a worker; raises `Busy`."""
         with self._queuing:
             self._check_queue()
             self._store.add([task])
-        log_step(job_id, "waiting", label=task.label, **task.names)
+        log_step(task.id, "waiting", label=task.label, **task.names)
         self._dispatcher.submit(task)
 
     def _check_queue(self) -> None:

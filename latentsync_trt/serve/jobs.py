@@ -42,6 +42,8 @@ class JobStatus:
     seconds_left: float | None
     error: str | None
     report: ReportValues | None
+    redo_of: str | None
+    """The job of whose result this one does a part again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,4 +141,5 @@ class Jobs:
             seconds_left=progress.seconds_left,
             error=self._folders.in_client_words(row.error, names),
             report=self._folders.in_client_words(row.report, names),
+            redo_of=row.task.redo_of or None,
         )

@@ -120,10 +120,11 @@ class Service:
     def _remove_leftovers(self, waiting: set[str]) -> None:
         """Removes what a service that was killed has left of jobs that don't wait."""
         for job_id in self._folders.ids() - waiting:
-            if self._store.row(job_id) is None:
+            row = self._store.row(job_id)
+            if row is None:
                 self._folders.remove(job_id)
             else:
-                self._folders.remove_unneeded(job_id)
+                self._folders.remove_unneeded(job_id, is_done=row.state == "done")
 
     def _sweep_often(self) -> None:
         while not self._stopped.is_set():

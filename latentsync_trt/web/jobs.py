@@ -27,7 +27,7 @@ addresses.
 _MOST_JOBS = 20
 """The most jobs of a browser that the page lists."""
 
-_SETTINGS_FILE = "settings.json"
+SETTINGS_FILE = "settings.json"
 """The file in a job's folder with the choices with which it was submitted."""
 
 _SENT = "sent"
@@ -68,7 +68,7 @@ def submit(service: Service, settings: Mapping[str, Any], upload: Upload, browse
             copies[field] = link_or_copy(path, target)
         playable = upload.playable or upload.video
         link_or_copy(playable, folder.parent / f"{_SENT}{playable.suffix}")
-        (folder.parent / _SETTINGS_FILE).write_text(json.dumps(settings), "utf-8")
+        (folder.parent / SETTINGS_FILE).write_text(json.dumps(settings), "utf-8")
         if upload.analysis is not None:
             copies["faces"] = save_tracks(upload.analysis.tracks, folder / f"{job_id}.json")
         names = {field: path.name for field, path in files.items()}
@@ -92,7 +92,7 @@ def jobs_of_browser(service: Service, cookies: Mapping[str, str]) -> dict[str | 
 def settings_of(service: Service, job_id: str) -> dict[str, Any]:
     """Returns the settings with which a job was submitted; empty where they cannot be read."""
     with suppress(LatentSyncError, OSError, ValueError, TypeError):
-        return dict(json.loads((service.jobs.folder(job_id) / _SETTINGS_FILE).read_text("utf-8")))
+        return dict(json.loads((service.jobs.folder(job_id) / SETTINGS_FILE).read_text("utf-8")))
     return {}
 
 

@@ -4,8 +4,10 @@ from typing import Any
 
 import gradio as gr
 
+from latentsync_trt.serve.service import Service
 from latentsync_trt.web import parts
 from latentsync_trt.web.parts import html
+from latentsync_trt.web.redo_controls import RedoControls
 
 PREVIEW_S = 3
 """How much of a clip the button for a preview paints."""
@@ -48,8 +50,9 @@ class Actions:
 class Results:
     """The browser's jobs, one of which is shown, with buttons for that."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: Service) -> None:
         self.progress = gr.HTML(html.empty(), elem_id="progress")
+        self.redo = RedoControls(service)
         self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
         with gr.Row(visible=False, elem_id="job-buttons") as self.buttons:
             self.again = gr.Button("Use these settings again", size="sm", elem_id="again")

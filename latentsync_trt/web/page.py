@@ -20,6 +20,7 @@ from latentsync_trt.web.jobs import COOKIE, jobs_of_browser, settings_of, submit
 from latentsync_trt.web.layout import PREVIEW_S, Actions, Header, Results, add_options
 from latentsync_trt.web.page_form import PageForm
 from latentsync_trt.web.parts import html
+from latentsync_trt.web.redo_controls import without_replaced
 from latentsync_trt.web.refusals import refuse_addresses, refuse_forged
 from latentsync_trt.web.uploads import Upload, fits_demo, source_of
 
@@ -68,7 +69,7 @@ class Page:
                     preset = parts.controls([parts.PRESET])
                     self._actions = Actions()
                 with gr.Column(scale=7, min_width=320, elem_id="outputs"):
-                    self._results = Results()
+                    self._results = Results(service)
             options = preset | add_options()
             self._form = PageForm(self.inputs, self._header.bundle, options, self._actions.message)
             self._timer = gr.Timer(_REFRESH_S, active=False)
@@ -119,7 +120,10 @@ class Page:
             results.buttons,
             self._timer,
             self._header.state,
+            results.redo.box,
+            results.redo.undo,
         ]
+        results.redo.connect(self._look, history, status, actions.message)
         started = [*status, actions.message, actions.anyway]
         for button in (actions.start, actions.trial, actions.anyway):
             name = gr.State(button.elem_id)
@@ -230,18 +234,25 @@ class Page:
             return {self._actions.message: html.message(text)}
         return self._form.fill(settings["values"])
 
-    def _look(self, request: gr.Request, job_id: str | None = None) -> Updates:
-        """Updates the list of the browser's jobs, and shows one of them, by default the newest."""
+    def _look(
+        self, request: gr.Request, job_id: str | None = None, *, chooses: bool = False
+    ) -> Updates:
+        """Updates the list of the browser's jobs, and shows one of them, by default the newest;
+        `chooses`: also chooses it in the list.
+        """
         jobs = self._jobs(request)
+        listed = without_replaced(jobs)
         choice = {}
-        if job_id not in jobs:  # else what a user chooses while this is on its way stays chosen
-            job_id = next(iter(jobs), None)
+        if job_id not in listed:
+            job_id = next(iter(listed), None)
+            chooses = True
+        if chooses:  # else what a user chooses while this is on its way stays chosen
             choice["value"] = job_id
-        job = jobs.get(job_id)
+        job = listed.get(job_id)
         is_open = job is not None and job.state in OPEN
         is_canceling = is_open and job_id in self._canceled
         labels = []
-        for each in jobs.values():
+        for each in listed.values():
             label = parts.job_label(each, settings_of(self._service, each.id))
             labels.append((label, each.id))
         problem = self._service.problem()
@@ -256,6 +267,7 @@ class Page:
             self._results.buttons: gr.Row(visible=job is not None),
             self._timer: gr.Timer(active=changes),
             self._header.state: html.note(problem or _state_of(self._service)),
+            **self._results.redo.updates(job, jobs),
         }
 
 

@@ -84,6 +84,11 @@ def _control_default(name: str) -> Any:
     return default
 
 
+def preset_choices() -> list[tuple[str, str]]:
+    """Returns the presets, as labels and values."""
+    return [(choice.capitalize(), choice) for choice in choices_of(_hints_of_options[PRESET])]
+
+
 def controls(names: Iterable[str]) -> dict[str, Any]:
     """Adds controls of options; returns them by name."""
     return {name: _control(_fields[name]) for name in names}
@@ -113,9 +118,8 @@ def _control(field: Field[Any]) -> Any:
     default = _control_default(name)
     choices = choices_of(hint)
     if name == PRESET:
-        presets = [(choice.capitalize(), choice) for choice in choices]
         info = info[0].upper() + info[1:]  # it begins with a preset
-        return gr.Radio(presets, value=default, elem_id=PRESET, label="Preset", info=info)
+        return gr.Radio(preset_choices(), value=default, elem_id=PRESET, label="Preset", info=info)
     common: dict[str, Any] = {
         "label": _control_label(name),
         "min_width": 200,
@@ -175,7 +179,8 @@ def job_label(job: JobStatus, settings: Mapping[str, Any]) -> str:
         time = f"{created:%b} {created.day}, {time}"
     preset = settings.get("values", {}).get(PRESET)
     kind = "preview" if "preview_s" in settings.get("options", {}) else ""
-    return " · ".join(filter(None, [job.files.get("video"), preset, kind, time, job.state]))
+    words = [job.files.get("video"), preset, kind, settings.get("redo"), time, job.state]
+    return " · ".join(filter(None, words))
 
 
 def bands(job: JobStatus) -> list[Band]:
