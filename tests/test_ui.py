@@ -29,7 +29,7 @@ from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 from latentsync_trt.web.uploads import Upload
 from tests.clips import decoded, gif, number_of, numbered, write_face, write_sound, write_video
-from tests.people import first_person, second_person
+from tests.people import first_person, second_person, together
 from tests.serving import RESULT, PretendedWorker, answering, kill_new_children, until
 from tests.test_show import REPORT
 
@@ -554,6 +554,37 @@ def test_a_part_is_done_again_and_undone(
     assert opened.of("history")["choices"][0][1] == former
     assert opened.of("message")["value"] == opened.of("speech-error")["value"]
     assert opened.of("undo")["visible"] is False
+
+
+@pytest.mark.integration
+def test_each_person_has_their_own_speech(
+    service: Service, worker: PretendedWorker, opened: Opened, tmp_path: Path
+) -> None:
+    """Also after a reload; not beside one for all, nor with another video."""
+    opened.upload("video", write_video(tmp_path / "two.mp4", together([280] * 10, [820] * 10)))
+    assert not opened.of("person-speech")["visible"]
+    for number in (0, 1):
+        opened.of("option-face")["value"] = f"index:{number}"
+        opened.fire("option-face", "change")
+        person = opened.of("person-speech")
+        assert (person["visible"], person["value"]) == (True, None)
+        opened.upload("person-speech", write_sound(tmp_path / f"{number}.wav", 0.4))
+    assert "Person 1: 1.wav" in opened.of("voices-note")["value"]
+    opened.upload("speech", write_sound(tmp_path / "all.wav", 0.4))
+    opened.fire("anyway", "click")
+    assert "for all and for single people" in opened.of("message")["value"]
+    opened.of("speech")["value"] = None
+    reloaded = Opened(opened.client, "reloaded", opened.form())
+    reloaded.fire("video", "change")
+    reloaded.fire("anyway", "click")
+    task = until(lambda: worker.tasks)[0]
+    assert (task.audio, task.options.face) == (None, "largest")
+    voices = [(each.face, Path(each.voice).name) for each in task.options.speaker]
+    assert voices == [(0, "0.wav"), (1, "1.wav")]
+    assert task.options.faces is not None
+    opened.of("video")["value"] = None
+    opened.fire("video", "change")
+    assert opened.of("voices")["value"] == ""
 
 
 def pids() -> set[int]:

@@ -385,6 +385,29 @@ def test_a_part_is_dragged_done_again_and_undone(
     visitor.leave()
 
 
+def test_two_people_speak_their_own_words(browser: Browser, server: Server, clips: Path) -> None:
+    visitor = visit(browser, server)
+    part = visitor.part
+    part("video").locator("input[type=file]").first.set_input_files(clips / "two.mp4")
+    part("faces").locator("img").nth(1).wait_for()
+    expect(part("start")).to_be_disabled()
+    for number in (0, 1):
+        part("faces").get_by_role("button").nth(number).click()
+        speech = part("person-speech")
+        expect(speech).to_contain_text(f"Speech of person {number} alone")
+        speech.locator("input[type=file]").first.set_input_files(clips / "speech.wav")
+        expect(part("voices-note")).to_contain_text(f"Person {number}: speech.wav")
+    visitor.page.reload()
+    part("faces").locator("img").nth(1).wait_for()
+    expect(part("voices-note")).to_contain_text("Person 1: speech.wav")
+    part("preset").get_by_text("Draft", exact=True).click()
+    expect(part("start")).to_be_enabled()
+    part("start").click()
+    visitor.finish()
+    expect(part("compare")).to_contain_text("Painted, person 1")
+    visitor.leave()
+
+
 def test_a_mask_is_painted_with_the_mouse(browser: Browser, server: Server, clips: Path) -> None:
     """And is kept when the page is loaded again."""
     visitor = visit(browser, server)

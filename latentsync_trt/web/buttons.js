@@ -24,7 +24,8 @@ window.page = (() => {
 
   // Without a video and speech, nothing can be lip-synced.
   function enable() {
-    const ready = FIELDS.every((name) => has(name) || arrives(name));
+    const speaks = Boolean(part("#voices-note li"));
+    const ready = FIELDS.every((name) => has(name) || arrives(name) || (name === "speech" && speaks));
     for (const button of document.querySelectorAll("#start, #trial, #anyway")) button.disabled = !ready;
   }
   new MutationObserver(enable).observe(document, { childList: true, subtree: true });

@@ -10,7 +10,8 @@
   const part = (name) => document.querySelector(`#timeline ${name}`);
   const player = () => document.querySelector("#video video");
   const field = (name) => document.querySelector(`#option-${name} :is(input, textarea)`);
-  const box = ({ target }) => target.closest?.("#video, #speech");
+  const box = ({ target }) => target.closest?.("#video, #speech, #person-speech");
+  const kind = (place) => (place.id === "video" ? "video" : "speech");
   const picker = (place) => place?.querySelector("input[type=file]");
   const clock = (time_s) => `${Math.floor(time_s / 60)}:${(time_s % 60).toFixed(2).padStart(5, "0")}`;
   const seconds = (text) => text.split(":").reduce((sum_s, each) => 60 * sum_s + Number(each), 0);
@@ -19,12 +20,12 @@
   document.addEventListener("click", (event) => {
     const place = box(event);
     const file = picker(place);
-    if (file) file.accept = KINDS[place.id];
+    if (file) file.accept = KINDS[kind(place)];
   }, true);
   function give(place, file) {
     const given = new DataTransfer();
-    const [wanted] = TYPES[place.id].split("/");
-    given.items.add(file.type.startsWith(wanted) ? file : new File([file], file.name, { type: TYPES[place.id] }));
+    const [wanted] = TYPES[kind(place)].split("/");
+    given.items.add(file.type.startsWith(wanted) ? file : new File([file], file.name, { type: TYPES[kind(place)] }));
     picker(place).files = given.files;
   }
   document.addEventListener("change", (event) => {

@@ -17,6 +17,7 @@ from latentsync_trt.web.jobs import COOKIE
 from latentsync_trt.web.mask_painter import MaskPainter
 from latentsync_trt.web.parts import html
 from latentsync_trt.web.people_search import PeopleSearch
+from latentsync_trt.web.people_voices import PeopleVoices, number_of
 from latentsync_trt.web.uploads import Upload, check_speech
 
 _FILE_CHECKS = 2
@@ -63,6 +64,7 @@ class ClipInputs:
             allow_preview=False, buttons=[], interactive=False, visible=False, elem_id="faces",
         )  # fmt: skip
         self.speaking = gr.Button("Whoever speaks", size="sm", visible=False, elem_id="speaking")
+        self.voices = PeopleVoices(self.files, limits)
         self.mask = MaskPainter(self.files, uploads)
         self.upload = gr.State(None)
 
@@ -71,8 +73,9 @@ class ClipInputs:
         face = options["face"]
         keep_mask = options["keep_mask"]
         self._reset |= {face: "largest", options["start"]: "", options["end"]: ""}
-        self._reset |= {keep_mask: None, self.mask.box: gr.update(open=False)}
+        self._reset |= {self.voices.kept: "", keep_mask: None, self.mask.box: gr.update(open=False)}
         self.mask.connect(self.upload, keep_mask)
+        self.voices.connect(self.upload, face)
         people = [self.note, self.faces, self.speaking]
         changes = [self.video, self.upload, *people, self.video_error, *self._reset]
         note_finished(self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK))
@@ -184,7 +187,7 @@ class ClipInputs:
                 people = [(person.portrait, person.caption) for person in analysis.people]
                 yield {
                     **self._playable(upload),
-                    self.faces: gr.Gallery(people, visible=True, selected_index=_number_of(face)),
+                    self.faces: gr.Gallery(people, visible=True, selected_index=number_of(face)),
                     self.speaking: gr.Button(visible=len(people) > 1),
                     self.note: gr.HTML(html.people(len(people)), visible=True),
                 }
@@ -212,14 +215,6 @@ class ClipInputs:
 def _message(error: LatentSyncError, upload: Path) -> str:
     """Returns a message with the name of an upload in place of its path."""
     return str(error).replace(str(upload), upload.name)
-
-
-def _number_of(face: str) -> int | None:
-    """Returns the number of the person whose face was chosen; None where none was."""
-    choice, _, number = face.partition(":")
-    if choice == "index" and number.isdigit():
-        return int(number)
-    return None
 
 
 def note_finished(event: Any) -> None:

@@ -20,6 +20,7 @@ from latentsync_trt.web.jobs import COOKIE, jobs_of_browser, settings_of, submit
 from latentsync_trt.web.layout import PREVIEW_S, Actions, Header, Results, add_options
 from latentsync_trt.web.page_form import PageForm
 from latentsync_trt.web.parts import html
+from latentsync_trt.web.people_voices import speech_files
 from latentsync_trt.web.redo_controls import without_replaced
 from latentsync_trt.web.refusals import refuse_addresses, refuse_forged
 from latentsync_trt.web.uploads import Upload, fits_demo, source_of
@@ -168,9 +169,9 @@ class Page:
             if upload is None and values["video"] and self.inputs.has(values["video"]):
                 # the search for its people has not begun
                 upload = Upload(source_of(Path(values["video"])))
-            if upload is None or values["audio"] is None:
-                missing = "speech" if upload else "video"
-                raise InputError(f"{missing}: is missing; choose or record one")
+            if upload is None:
+                raise InputError("video: is missing; choose or record one")
+            speech_files(values)
             asks = button == "start" and self._smears(upload, values["face"], values["bundle"])
             if asks:
                 text = _ASK
@@ -194,6 +195,11 @@ class Page:
             raise InputError("model: is missing; choose one")
         values = {**values, "video": str(upload.video)}
         options, files = parts.changed(values)
+        speech = speech_files(values)
+        if "audio" not in speech:  # they say whose faces
+            options.pop("face", None)
+            if not all(self.inputs.has(path) for path in speech.values()):
+                raise InputError("speech: is not kept any longer; choose it again")
         if is_trial:
             options["preview_s"] = PREVIEW_S
         is_open = name == next(iter(self._bundles))
@@ -201,7 +207,7 @@ class Page:
             "options": options,
             "bundle": None if is_open else self._bundles[name],
             "values": values,
-            "files": {"video": values["video"], "audio": values["audio"], **files},
+            "files": {"video": values["video"], **speech, **files},
         }
         submit(self._service, settings, upload, request.cookies.get(COOKIE, ""))
 

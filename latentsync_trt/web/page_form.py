@@ -10,6 +10,7 @@ import gradio as gr
 from latentsync_trt.web import parts
 from latentsync_trt.web.inputs import ClipInputs, Updates
 from latentsync_trt.web.parts import html
+from latentsync_trt.web.people_voices import VOICES, voices_of
 from latentsync_trt.web.uploads import Upload, copy_of, source_of
 
 _UPLOAD_FIELDS = {"video", "audio", *parts.FILE_FIELDS}
@@ -26,6 +27,7 @@ class PageForm:
             "video": inputs.video,
             "audio": inputs.speech,
             "bundle": bundle,
+            VOICES: inputs.voices.kept,
             **options,
         }
         self._inputs = inputs
@@ -67,7 +69,11 @@ class PageForm:
         gone = []
         for name, control in self.controls.items():
             value = values.get(name)
-            if name in _UPLOAD_FIELDS:
+            if name == VOICES:
+                voices = voices_of(value)
+                fits = all(self._inputs.has(path) for path in voices.values())
+                value = value or ""
+            elif name in _UPLOAD_FIELDS:
                 fits = value is None or self._inputs.has(str(value))
             else:
                 fits = parts.fits_control(control, value)
