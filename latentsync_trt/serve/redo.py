@@ -89,14 +89,22 @@ def _with_part(
     left = list(before)
     for span_s in redone:
         left = list(chain.from_iterable(_outside(each, span_s) for each in left))
+    latest = dict[str, Interval]()
+    """The last interval of each reason."""
     joined = list[Interval]()
-    for each in sorted([*left, *now], key=lambda interval: (interval.reason, interval.start_s)):
-        last = joined[-1] if joined else None
-        if last is not None and last.reason == each.reason and last.end_s >= each.start_s:
-            joined[-1] = replace(last, end_s=max(last.end_s, each.end_s))
-        else:
-            joined.append(each)
-    return tuple(sorted(joined, key=lambda interval: interval.start_s))
+    for each in sorted([*left, *now], key=_start_s):
+        last = latest.get(each.reason)
+        if last is not None and last.end_s >= each.start_s:
+            joined.remove(last)
+            end_s = max(last.end_s, each.end_s)
+            each = replace(last, end_s=end_s)
+        joined.append(each)
+        latest[each.reason] = each
+    return tuple(sorted(joined, key=_start_s))
+
+
+def _start_s(interval: Interval) -> float:
+    return interval.start_s
 
 
 def _outside(interval: Interval, span_s: SpanSeconds) -> Iterator[Interval]:

@@ -50,11 +50,13 @@ class PeopleVoices:
     def _show(self, upload: Upload | None, face: str, kept: str) -> Any:
         """Shows the recording of the person who is chosen, where there are several."""
         number = number_of(face)
-        people = upload.analysis.people if upload and upload.analysis else ()
-        if number is None or len(people) < 2:
+        if number is None or upload is None or upload.analysis is None:
             return gr.Audio(visible=False)
+        if len(upload.analysis.people) < 2:
+            return gr.Audio(visible=False)
+        speech = voices_of(kept).get(number)
         label = f"Speech of person {number} alone"
-        return gr.Audio(voices_of(kept).get(number), label=label, visible=True)
+        return gr.Audio(speech, label=label, visible=True)
 
     async def _take(self, speech: str | None, face: str, kept: str) -> tuple[Any, ...]:
         """Keeps the recording of the person who is chosen, or forgets it; takes away what cannot be
@@ -78,7 +80,9 @@ class PeopleVoices:
 
     def _list(self, kept: str) -> str:
         """Returns whose recordings are given, as HTML."""
-        names = {number: Path(path).name for number, path in sorted(voices_of(kept).items())}
+        names = {}
+        for number, path in sorted(voices_of(kept).items()):
+            names[number] = Path(path).name
         return str(html.voices(names))
 
 
@@ -94,10 +98,14 @@ def voices_of(kept: str | None) -> dict[int, str]:
     """Returns the recordings of single people by their numbers; none where the text is not one of
     `PeopleVoices`.
     """
+    voices = dict[int, str]()
     try:
-        return {int(number): str(path) for number, path in json.loads(kept or "{}").items()}
+        stored = json.loads(kept or "{}")
+        for number, path in stored.items():
+            voices[int(number)] = str(path)
     except (ValueError, TypeError, AttributeError):
         return {}
+    return voices
 
 
 def speech_files(values: Mapping[str, Any]) -> dict[str, str]:
@@ -113,4 +121,7 @@ def speech_files(values: Mapping[str, Any]) -> dict[str, str]:
         raise InputError(
             "speech: is given for all and for single people; take the one or the others away"
         )
-    return {f"speaker_{number}": path for number, path in voices.items()}
+    files = {}
+    for number, path in voices.items():
+        files[f"speaker_{number}"] = path
+    return files

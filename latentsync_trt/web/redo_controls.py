@@ -74,12 +74,17 @@ class RedoControls:
 
     def updates(self, job: JobStatus | None, jobs: Mapping[str | None, JobStatus]) -> Updates:
         """Returns what is visible with a job of a browser that has these `jobs`."""
-        is_open = job is not None and job.state in OPEN
-        is_whole = job is not None and job.state == "done"
-        if job is not None and is_whole:
-            is_whole = "preview_s" not in settings_of(self._service, job.id).get("options", {})
-        can_undo = job is not None and not is_open and job.redo_of in jobs
-        return {self.box: gr.update(visible=is_whole), self.undo: gr.update(visible=can_undo)}
+        is_whole = False
+        can_undo = False
+        if job is not None:
+            settings = settings_of(self._service, job.id)
+            is_preview = "preview_s" in settings.get("options", {})
+            is_whole = job.state == "done" and not is_preview
+            can_undo = job.state not in OPEN and job.redo_of in jobs
+        return {
+            self.box: gr.update(visible=is_whole),
+            self.undo: gr.update(visible=can_undo),
+        }
 
     def _redo(self, request: gr.Request, job_id: str | None, values: tuple[Any, ...]) -> None:
         """Queues a job for the part; raises as `Intake.redo`."""
@@ -116,5 +121,8 @@ def without_replaced(
     jobs: Mapping[str | None, JobStatus],
 ) -> dict[str | None, JobStatus]:
     """Returns the jobs whose results have not been replaced by those of others."""
-    replaced = {job.redo_of for job in jobs.values() if job.state == "done"}
-    return {job_id: job for job_id, job in jobs.items() if job_id not in replaced}
+    listed = dict(jobs)
+    for job in jobs.values():
+        if job.state == "done":
+            listed.pop(job.redo_of, None)
+    return listed
