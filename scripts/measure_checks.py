@@ -352,7 +352,9 @@ def settings_of(fault: str) -> list[Setting]:
     """Faults are measured in fewer settings than what has none."""
     if fault == "none":
         grains = ("none", "fine", "8-bit night video", "film scan")
-        return [Setting(*each) for each in product((128, 256, 512), grains, PAINTERS)]
+        all_painters = product((128, 256), grains, PAINTERS)
+        large = product((512,), grains, ("speaks",))
+        return [Setting(*each) for each in (*all_painters, *large)]
     return [Setting(*each) for each in product((128, 256), ("none", "film scan"), ("speaks",))]
 
 

@@ -20,13 +20,13 @@ _LEAST_LIPS_IN_MASK = 0.9
 """A face beyond these does not fit, whatever those before were."""
 
 _LIKENESS_DROP = 0.1
-_SHARPNESS_DROP = 0.12
+_SHARPNESS_DROP = 0.09
 _NOSE_LIKENESS_DROP = 0.25
 _NOSE_SHARPNESS_DROP = 0.3
 _JUMP_PX = 0.6
 _COLOR_CHANGE = 4.0
 """A face that is worse by more than what is usual in its track does not fit, unless that varies."""
-_DEVIATIONS = 5.0
+_DEVIATIONS = 4.0
 """A face may be worse by so many mean deviations from what is usual, where that is more."""
 
 _LEARNED_FACES = 12
