@@ -351,7 +351,7 @@ def summary(rows: Sequence[dict]) -> dict[str, object]:
 def settings_of(fault: str) -> list[Setting]:
     """Faults are measured in fewer settings than what has none."""
     if fault == "none":
-        grains = ("none", "fine", "8-bit night video", "film scan")
+        grains = ("none", "8-bit night video", "film scan")
         all_painters = product((128, 256), grains, PAINTERS)
         large = product((512,), grains, ("speaks",))
         return [Setting(*each) for each in (*all_painters, *large)]

@@ -21,8 +21,8 @@ _LEAST_LIPS_IN_MASK = 0.9
 
 _LIKENESS_DROP = 0.1
 _SHARPNESS_DROP = 0.09
-_NOSE_LIKENESS_DROP = 0.25
-_NOSE_SHARPNESS_DROP = 0.3
+_NOSE_LIKENESS_DROP = 0.12
+_NOSE_SHARPNESS_DROP = 0.2
 _JUMP_PX = 0.6
 _COLOR_CHANGE = 4.0
 """A face that is worse by more than what is usual in its track does not fit, unless that varies."""
