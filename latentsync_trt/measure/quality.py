@@ -13,13 +13,13 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.measure.bands import bands_of
 from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measure_lips, near_speech
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
 from latentsync_trt.measure.paint_check import PaintCheck
 from latentsync_trt.measure.paint_figures import color_change, paint_figures
 from latentsync_trt.measure.syncnet import SyncMeter, curves_of
+from latentsync_trt.measure.time_bands import time_bands_of
 from latentsync_trt.measures import Interval, Measures, person_name
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.types import (
@@ -260,7 +260,7 @@ def write_report(
             misfits=_rows_of_page(misfits),
             untouched=_rows_of_page(report.untouched),
             in_front=_rows_of_page(report.in_front),
-            bands=bands_of(report),
+            bands=time_bands_of(report),
             facts=_facts(report, options).items(),
             notices=[without_paths(text) for text in report.notices],
         )

@@ -13,7 +13,7 @@ import gradio as gr
 from jinja2 import Environment, FileSystemLoader
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.measure.bands import Band, bands_of
+from latentsync_trt.measure.time_bands import TimeBand, time_bands_of
 from latentsync_trt.measures import Measures
 from latentsync_trt.option_fields import choices_of, file_fields, from_values
 from latentsync_trt.serve.jobs import JobStatus
@@ -183,13 +183,13 @@ def job_label(job: JobStatus, settings: Mapping[str, Any]) -> str:
     return " · ".join(filter(None, words))
 
 
-def bands(job: JobStatus) -> list[Band]:
+def bands(job: JobStatus) -> list[TimeBand]:
     """Returns what a timeline shows of a result; nothing of one of another version."""
     try:
         report = from_values(SyncReport, job.report, "report")
     except ValueError:
         return []
-    return bands_of(report)
+    return time_bands_of(report)
 
 
 def verdict(job: JobStatus) -> dict[str, str]:

@@ -8,8 +8,8 @@ import pytest
 
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.measure.bands import bands_of
 from latentsync_trt.measure.quality import Quality
+from latentsync_trt.measure.time_bands import time_bands_of
 from latentsync_trt.measures import Interval, Measures
 from tests.clips import frame_at
 from tests.test_quality import speech
@@ -24,7 +24,7 @@ def test_people_have_bands_of_their_own_and_empty_ones_are_left_out() -> None:
         speech=(Interval(0, 3, "speech"),),
         quality=Measures((), misfits=(Interval(2.5, 3, "jumps"),)),
     )
-    assert [(band.label, len(band.intervals)) for band in bands_of(report)] == [
+    assert [(band.label, len(band.intervals)) for band in time_bands_of(report)] == [
         ("Speech", 1),
         ("Painted, person 0", 2),
         ("Painted, person 2", 1),

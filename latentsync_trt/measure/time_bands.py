@@ -8,7 +8,7 @@ from latentsync_trt.types import SyncReport
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class TimeBand:
     """Times of one kind, which a timeline shows in one row."""
 
     kind: str
@@ -17,7 +17,7 @@ class Band:
     intervals: tuple[Interval, ...]
 
 
-def bands_of(report: SyncReport) -> list[Band]:
+def time_bands_of(report: SyncReport) -> list[TimeBand]:
     """Returns the bands of a result from top to bottom, without empty ones; speech and painted
     faces have one for each person.
     """
@@ -25,14 +25,14 @@ def bands_of(report: SyncReport) -> list[Band]:
     bands = [
         *_of_each_person("speech", "Speech", report.speech),
         *_of_each_person("painted", "Painted", report.painted),
-        Band("untouched", "Left as it was", report.untouched),
-        Band("front", "In front", report.in_front),
-        Band("alarm", "Look here", misfits),
+        TimeBand("untouched", "Left as it was", report.untouched),
+        TimeBand("front", "In front", report.in_front),
+        TimeBand("alarm", "Look here", misfits),
     ]
     return [band for band in bands if band.intervals]
 
 
-def _of_each_person(kind: str, label: str, intervals: Sequence[Interval]) -> list[Band]:
+def _of_each_person(kind: str, label: str, intervals: Sequence[Interval]) -> list[TimeBand]:
     """Returns a band for each reason of the intervals, which is the name of a person; names them
     where there are several.
     """
@@ -42,5 +42,5 @@ def _of_each_person(kind: str, label: str, intervals: Sequence[Interval]) -> lis
     bands = []
     for person, times in people.items():
         name = label if len(people) == 1 else f"{label}, {person}"
-        bands.append(Band(kind, name, tuple(times)))
+        bands.append(TimeBand(kind, name, tuple(times)))
     return bands
