@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import islice, product
@@ -21,15 +21,14 @@ import cv2
 import numpy as np
 
 from latentsync_trt.compositing.blend import FaceBlender
-from latentsync_trt.compositing.paste import composite
 from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.align import align, crop, inverse, mouth_mask, steps
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.paint_check import PaintCheck
-from latentsync_trt.measure.paint_figures import color_change, paint_figures
+from latentsync_trt.measure.paint_figures import paint_figures
 from latentsync_trt.measures import Interval
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array
 from latentsync_trt.version import __version__
 from scripts.measure_finish import blurred, denoised, with_grain
 
@@ -95,7 +94,7 @@ class Fault:
     change: Change = lambda moment: moment.painted[moment.index]
     """What it makes of a face."""
     tint: float = 0.0
-    """By how many levels the patch is redder."""
+    """By how many levels what is pasted is redder."""
     displaced: float = 0.0
     """How far the face was found beside its place, in widths of its box."""
 
@@ -239,10 +238,11 @@ def painted_scene(scene: Scene, setting: Setting) -> PaintedScene:
     return result
 
 
-def tinted(patch: Patch, levels: float) -> Patch:
-    change = 257 * levels * np.array([1, -0.5, -0.5])
-    rgb = np.clip(patch.rgb + change, 0, 65535).astype(np.uint16)
-    return replace(patch, rgb=rgb)
+def tinted(color: Float32Array | None, levels: float) -> Float32Array:
+    """A change of colors after which a face is redder."""
+    result = np.eye(3, 4, dtype=np.float32) if color is None else color.copy()
+    result[:, 3] += levels * np.array([1, -0.5, -0.5])
+    return result
 
 
 def in_fault(index: int) -> bool:
@@ -280,14 +280,13 @@ def watched(
         fitted = fit_face(face, pixels)
         inspected = blender.inspect_face(source, fitted, tracked)
         time_s = Fraction(index, FPS)
-        patch = composite(source, fitted, blender.blend(0, time_s, inspected))
+        color = blender.blend(0, time_s, inspected).finish.color
         if is_faulty and fault.tint:
-            patch = tinted(patch, fault.tint)
+            color = tinted(color, fault.tint)
         frame = Frame(index, time_s, Fraction(1, FPS), time_s, source, None)
         begun_s = time.process_time()
-        color = color_change(source, patch)
         figures = paint_figures(face, pixels, inspected.painted_mesh_in_frame, color)
-        check.add(frame, 0, figures, nose_is_free=True)
+        check.add(frame, 0, figures, is_free=True)
         busy_s += time.process_time() - begun_s
     return Result(check.times(), 1000 * busy_s / len(painted.sources))
 

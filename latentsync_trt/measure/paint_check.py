@@ -87,9 +87,11 @@ class _TrackCheck:
         self._place_px: complex | None = None
         self._color: complex | None = None
 
-    def faults(self, figures: PaintFigures, *, nose_is_free: bool) -> set[Fault]:
-        """Returns what is wrong with the next face; `nose_is_free`: nothing is in front of it."""
-        faults = set(_beyond_limits(figures))
+    def faults(self, figures: PaintFigures, *, is_free: bool) -> set[Fault]:
+        """Returns what is wrong with the next face; `is_free`: nothing is in front of it, so that
+        nose and color are those of the source.
+        """
+        faults = set(_beyond_limits(figures, is_free=is_free))
         if self._place_px is None or self._color is None:
             self._place_px = figures.shift_px
             self._color = figures.color
@@ -99,13 +101,13 @@ class _TrackCheck:
             ("smeared", self._forehead_likeness, figures.forehead.likeness, _LIKENESS_DROP),
             ("blurred", self._forehead_sharpness, figures.forehead.sharpness, _SHARPNESS_DROP),
             ("jumps", self._steadiness, -jump_px, _JUMP_PX),
-            ("color off", self._color_match, -change, _COLOR_CHANGE),
         ]
-        if nose_is_free:
+        if is_free:
             nose = figures.nose
             checks += [
                 ("smeared", self._nose_likeness, nose.likeness, _NOSE_LIKENESS_DROP),
                 ("blurred", self._nose_sharpness, nose.sharpness, _NOSE_SHARPNESS_DROP),
+                ("color off", self._color_match, -change, _COLOR_CHANGE),
             ]
         for fault, usual, figure, least in checks:
             if usual.is_worse(figure, least):
@@ -117,17 +119,18 @@ class _TrackCheck:
                 usual.add(figure)
         place_weight = _NEW_WEIGHT if faults else _PLACE_WEIGHT
         self._place_px += place_weight * (figures.shift_px - self._place_px)
-        color_weight = _MISFIT_WEIGHT if faults else _NEW_WEIGHT
-        self._color += color_weight * (figures.color - self._color)
+        if is_free:
+            color_weight = _MISFIT_WEIGHT if faults else _NEW_WEIGHT
+            self._color += color_weight * (figures.color - self._color)
         return faults
 
 
-def _beyond_limits(figures: PaintFigures) -> Iterator[Fault]:
+def _beyond_limits(figures: PaintFigures, *, is_free: bool) -> Iterator[Fault]:
     if figures.forehead.likeness < _LEAST_LIKENESS:
         yield "smeared"
     if figures.forehead.sharpness < _LEAST_SHARPNESS:
         yield "blurred"
-    if abs(figures.color) > _MOST_COLOR:
+    if is_free and abs(figures.color) > _MOST_COLOR:
         yield "color off"
     if figures.lips_in_mask < _LEAST_LIPS_IN_MASK:
         yield "partly outside its mask"
@@ -147,13 +150,11 @@ class PaintCheck:
         self._tracks: dict[int, _TrackCheck] = {}
         self._times: dict[Fault, list[Interval]] = {}
 
-    def add(
-        self, frame: Frame, track_id: int, figures: PaintFigures, *, nose_is_free: bool
-    ) -> None:
-        """Adds a painted face; frames in order. `nose_is_free`: nothing is in front of it."""
+    def add(self, frame: Frame, track_id: int, figures: PaintFigures, *, is_free: bool) -> None:
+        """Adds a painted face; frames in order. `is_free`: nothing is in front of it."""
         self._faces += 1
         track = self._tracks.setdefault(track_id, _TrackCheck())
-        for fault in track.faults(figures, nose_is_free=nose_is_free):
+        for fault in track.faults(figures, is_free=is_free):
             time = self._extended(frame, fault)
             if self._strict and self._faces > _LEARNED_FACES and _lasts(time):
                 raise InputError(f"the painted face does not fit: {time} (--strict)", usage=False)

@@ -17,7 +17,7 @@ from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measure_lips, 
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
 from latentsync_trt.measure.paint_check import PaintCheck
-from latentsync_trt.measure.paint_figures import color_change, paint_figures
+from latentsync_trt.measure.paint_figures import paint_figures
 from latentsync_trt.measure.syncnet import SyncMeter, curves_of
 from latentsync_trt.measure.time_bands import time_bands_of
 from latentsync_trt.measures import Interval, Measures, person_name
@@ -58,8 +58,10 @@ class PaintSample:
     """What the frame gets."""
     mesh: Float32Array | None
     """FaceMesh's points of the painted face, `(468, 2)` in pixels of the frame."""
+    color: Float32Array | None = None
+    """The change of its RGB levels with which it is pasted, `(3, 4)`; None for none."""
     track_id: int = 0
-    nose_is_free: bool = True
+    is_free: bool = True
     """Whether nothing is in front of the painted part."""
 
 
@@ -158,9 +160,8 @@ class Quality:
         if self.mismatch is not None:
             self.mismatch.check_painted_face(sample.aligned.image, sample.painted)
         if self.check is not None:
-            color = color_change(frame.picture, sample.patch)
-            figures = paint_figures(sample.aligned, sample.painted, sample.mesh, color)
-            self.check.add(frame, sample.track_id, figures, nose_is_free=sample.nose_is_free)
+            figures = paint_figures(sample.aligned, sample.painted, sample.mesh, sample.color)
+            self.check.add(frame, sample.track_id, figures, is_free=sample.is_free)
         if self._pictures:
             self._keep_moments(frame, gap, sample)
 

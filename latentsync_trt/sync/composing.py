@@ -192,8 +192,9 @@ def _pasted(frame: Frame, paint: InspectedPaint) -> PastedFace:
         face.pixels,
         patch,
         mesh,
+        paint.blend.finish.color,
         target.track_id,
-        nose_is_free=not target.kept,
+        is_free=not target.kept,
     )
     return PastedFace(face, sample)
 
