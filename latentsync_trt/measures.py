@@ -23,6 +23,18 @@ class Interval:
         return f"{self.start_s:.1f}–{self.end_s:.1f} s: {self.reason}"
 
 
+def add_interval(intervals: list[Interval], new: Interval, gap_s: float = 0.0) -> None:
+    """Adds an interval that begins not before the last one; both become one if they have the same
+    reason and are apart by at most `gap_s`.
+    """
+    if intervals:
+        last = intervals[-1]
+        if last.reason == new.reason and new.start_s - last.end_s <= gap_s:
+            intervals.pop()
+            new = Interval(last.start_s, max(last.end_s, new.end_s), new.reason)
+    intervals.append(new)
+
+
 def person_name(person: int) -> str:
     """Returns what a person is called, by the number that `latentsync-trt faces` shows."""
     return f"person {person}"
@@ -147,7 +159,7 @@ class Measures:
         if self.alarm:
             verdict = f"alarm: {self.alarm}"
         elif self.misfits:
-            verdict = f"alarm: {self._misfits_in_words()}; {verdict}"
+            verdict = "; ".join([f"alarm: {self._misfits_in_words()}", *verdicts])
         if verdict and self.from_s:
             return f"{verdict} (measured from {self.from_s:.2f} s on)"
         return verdict

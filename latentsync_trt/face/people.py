@@ -25,7 +25,7 @@ from latentsync_trt.face.geometry import (
 from latentsync_trt.face.search import ON_ITS_SIDE
 from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import FrameFaces
-from latentsync_trt.measures import Interval, person_name
+from latentsync_trt.measures import Interval, add_interval, person_name
 from latentsync_trt.types import Face, Frame, Front, Picture, SpanSeconds, UInt8Array
 
 PORTRAIT_PX = 256
@@ -199,11 +199,8 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
 
 def _extend(intervals: list[Interval], frame: Frame, reason: str) -> None:
     """Adds a frame to intervals, of which the last one grows where it goes on."""
-    start_s = float(frame.time_s)
     end_s = float(frame.time_s + frame.duration_s)
-    if intervals and intervals[-1].reason == reason and intervals[-1].end_s == start_s:
-        start_s = intervals.pop().start_s
-    intervals.append(Interval(start_s, end_s, reason))
+    add_interval(intervals, Interval(float(frame.time_s), end_s, reason))
 
 
 @dataclass(slots=True, eq=False)

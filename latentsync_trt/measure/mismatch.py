@@ -18,7 +18,7 @@ from latentsync_trt.types import Face, FaceDetector, Picture, UInt8Array, UInt16
 _DECIDING_FACES = 8
 """Faces after which the mean decides."""
 
-_MAX_COLOR = 9.0
+MAX_COLOR = 9.0
 """Frames of one person are up to 7.7 apart; smears are 11.6 to 13.3 off. See
 benchmarks/verdicts.json.
 """
@@ -78,7 +78,7 @@ class ModelMismatchCheck:
         color = fmean(fit.color for fit in self._fits)
         sharpness = fmean(fit.sharpness for fit in self._fits)
         self.fit = FaceFit(color, sharpness)
-        if not self.text and (color > _MAX_COLOR or sharpness < _MIN_SHARPNESS):
+        if not self.text and (color > MAX_COLOR or sharpness < _MIN_SHARPNESS):
             figures = f"color {color:.0f} off (Lab), sharpness {sharpness:.0%} of the source's"
             text = f"the painted mouth does not look like the face ({figures})"
             self._report(f"{text}: {self._cause()}")

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.measure.mismatch import MAX_COLOR
 from latentsync_trt.measure.paint_figures import PaintFigures
-from latentsync_trt.measures import Interval
+from latentsync_trt.measures import Interval, add_interval
 from latentsync_trt.types import Frame
 
 Fault = Literal["smeared", "blurred", "color off", "jumps", "partly outside its mask"]
 
 _LEAST_LIKENESS = 0.5
 _LEAST_SHARPNESS = 0.4
-_MOST_COLOR = 9.0
 _LEAST_LIPS_IN_MASK = 0.9
-"""A face beyond these does not fit, whatever those before were."""
+"""A face beyond these, or `MAX_COLOR`, does not fit, whatever those before were."""
 
 _LIKENESS_DROP = 0.1
 _SHARPNESS_DROP = 0.09
@@ -130,7 +130,7 @@ def _beyond_limits(figures: PaintFigures, *, is_free: bool) -> Iterator[Fault]:
         yield "smeared"
     if figures.forehead.sharpness < _LEAST_SHARPNESS:
         yield "blurred"
-    if is_free and abs(figures.color) > _MOST_COLOR:
+    if is_free and abs(figures.color) > MAX_COLOR:
         yield "color off"
     if figures.lips_in_mask < _LEAST_LIPS_IN_MASK:
         yield "partly outside its mask"
@@ -154,21 +154,13 @@ class PaintCheck:
         """Adds a painted face; frames in order. `is_free`: nothing is in front of it."""
         self._faces += 1
         track = self._tracks.setdefault(track_id, _TrackCheck())
+        end_s = float(frame.time_s + frame.duration_s)
         for fault in track.faults(figures, is_free=is_free):
-            time = self._extended(frame, fault)
-            if self._strict and self._faces > _LEARNED_FACES and _lasts(time):
-                raise InputError(f"the painted face does not fit: {time} (--strict)", usage=False)
-
-    def _extended(self, frame: Frame, fault: Fault) -> Interval:
-        """Returns the time of a fault that reaches to this frame."""
-        times = self._times.setdefault(fault, [])
-        start_s = float(frame.time_s)
-        if times and start_s - times[-1].end_s <= _GAP_S:
-            start_s = times.pop().start_s
-        elif times and not _lasts(times[-1]):
-            times.pop()
-        times.append(Interval(start_s, float(frame.time_s + frame.duration_s), fault))
-        return times[-1]
+            times = self._times.setdefault(fault, [])
+            add_interval(times, Interval(float(frame.time_s), end_s, fault), _GAP_S)
+            if self._strict and self._faces > _LEARNED_FACES and _lasts(times[-1]):
+                problem = f"the painted face does not fit: {times[-1]} (--strict)"
+                raise InputError(problem, usage=False)
 
     def times(self) -> tuple[Interval, ...]:
         """Returns the times at which a face does not fit, in order and apart, each with all that is

@@ -9,7 +9,7 @@ from typing import Any
 from latentsync_trt.batch.tasks import ReportValues, Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.measures import Interval
+from latentsync_trt.measures import Interval, add_interval
 from latentsync_trt.option_fields import field_name, from_texts, from_values, to_texts
 from latentsync_trt.types import SpanSeconds, SyncReport
 
@@ -30,7 +30,7 @@ def redo_task(
         changes: values of options by name.
 
     Raises:
-        InputError: an option is none that may differ, or has a wrong value; no span is given.
+        InputError: an option may not differ, or has a wrong value; no span is given.
     """
     names = {field_name(text): value for text, value in changes.items()}
     for name in names:
@@ -89,18 +89,10 @@ def _with_part(
     left = list(before)
     for span_s in redone:
         left = list(chain.from_iterable(_outside(each, span_s) for each in left))
-    latest = dict[str, Interval]()
-    """The last interval of each reason."""
-    joined = list[Interval]()
+    by_reason = dict[str, list[Interval]]()
     for each in sorted([*left, *now], key=_start_s):
-        last = latest.get(each.reason)
-        if last is not None and last.end_s >= each.start_s:
-            joined.remove(last)
-            end_s = max(last.end_s, each.end_s)
-            each = replace(last, end_s=end_s)
-        joined.append(each)
-        latest[each.reason] = each
-    return tuple(sorted(joined, key=_start_s))
+        add_interval(by_reason.setdefault(each.reason, []), each)
+    return tuple(sorted(chain.from_iterable(by_reason.values()), key=_start_s))
 
 
 def _start_s(interval: Interval) -> float:
