@@ -205,13 +205,23 @@ def keep_beside(path: Path) -> Path:
         if os.path.lexists(kept):
             continue
         try:
-            os.link(end, kept)
+            link_or_copy(end, kept)
         except FileExistsError:  # made meanwhile
             continue
-        except OSError:  # a disk without such links
-            shutil.copy2(end, kept)
         return kept
     raise AssertionError
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Links a file that is replaced, never changed; copies it with its time where the disk has no
+    such links. Raises `FileExistsError` if there is a target.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _replace(finished: Path, target: Path) -> None:

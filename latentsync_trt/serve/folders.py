@@ -1,7 +1,6 @@
 """Where the service keeps jobs: a folder for each, named by its id, and space on the disk."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from latentsync_trt.files import whole_file
+from latentsync_trt.files import link_or_copy, whole_file
 from latentsync_trt.serve.admission import PAGE, PREVIEW, UPLOADS
 
 JOB_ID = re.compile(r"[0-9a-f]{32}")
@@ -64,12 +63,12 @@ class JobFolders:
 
     def copy(self, job_id: str, copy_id: str) -> None:
         """Makes a folder for a new job with the files of another one; without its preview and its
-        page. Files are links where the disk has such: they are replaced, never changed.
+        page. Files are links where the disk has such.
         """
         shutil.copytree(
             self.jobs / job_id,
             self.jobs / copy_id,
-            copy_function=_link_or_copy,
+            copy_function=link_or_copy,
             ignore=shutil.ignore_patterns(PREVIEW, PAGE),
             dirs_exist_ok=True,
         )
@@ -103,11 +102,3 @@ class JobFolders:
 
         pattern = rf"({folder})?(?<![\w.-])({stored})(?![\w-]|\.\w)|{folder}"
         return json.loads(re.sub(pattern, client_name, json.dumps(value)))
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Links a file, or copies it with its time, by which runs know it, where links are none."""
-    try:
-        os.link(source, target)
-    except OSError:  # a disk without links
-        shutil.copy2(source, target)

@@ -73,12 +73,9 @@ class Intake:
         `check_form`.
         """
         folder = self._folders.jobs / job_id
-        try:
+        names = {form.files[field].name: name for field, name in form.names.items()}
+        with self._in_client_words(names):
             task = self._checks.call(check_form, job_id, form, folder, self._limits)
-        except LatentSyncError as error:
-            names = {form.files[field].name: name for field, name in form.names.items()}
-            error.args = (self._folders.in_client_words(str(error), names),)
-            raise
         self._queue(task)
 
     def redo(self, former_id: str, changes: Mapping[str, Any]) -> str:
@@ -101,14 +98,19 @@ class Intake:
             self._folders.copy(former_id, job_id)
             folders = (self._folders.jobs / former_id, self._folders.jobs / job_id)
             task = redo_task(row.task, job_id, folders, changes)
-            try:
+            with self._in_client_words(row.task.client_names()):
                 self._checks.call(check_redo, task)
-            except LatentSyncError as error:
-                text = self._folders.in_client_words(str(error), row.task.client_names())
-                error.args = (text,)
-                raise
             self._queue(task)
             return job_id
+
+    @contextmanager
+    def _in_client_words(self, names: Mapping[str, str]) -> Iterator[None]:
+        """Makes errors name files as the client does; `names`: by those of the stored files."""
+        try:
+            yield
+        except LatentSyncError as error:
+            error.args = (self._folders.in_client_words(str(error), names),)
+            raise
 
     def _queue(self, task: Task) -> None:
         """Stores a task, and lets it wait for a worker; raises `Busy`."""

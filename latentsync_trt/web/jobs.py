@@ -17,7 +17,7 @@ from latentsync_trt.serve.admission import Form
 from latentsync_trt.serve.checks import Pool
 from latentsync_trt.serve.jobs import JobStatus
 from latentsync_trt.serve.service import Service
-from latentsync_trt.web.uploads import Upload, link_or_copy
+from latentsync_trt.web.uploads import Upload, link_once
 
 COOKIE = "latentsync_trt_browser"
 """The cookie that marks a browser, so that no other one gets its jobs, not even by their
@@ -65,9 +65,9 @@ def submit(service: Service, settings: Mapping[str, Any], upload: Upload, browse
             target = folder / path.name
             if target.exists():
                 target = folder / f"{field} {path.name}"
-            copies[field] = link_or_copy(path, target)
+            copies[field] = link_once(path, target)
         playable = upload.playable or upload.video
-        link_or_copy(playable, folder.parent / f"{_SENT}{playable.suffix}")
+        link_once(playable, folder.parent / f"{_SENT}{playable.suffix}")
         (folder.parent / SETTINGS_FILE).write_text(json.dumps(settings), "utf-8")
         if upload.analysis is not None:
             copies["faces"] = save_tracks(upload.analysis.tracks, folder / f"{job_id}.json")
@@ -138,7 +138,7 @@ def write_beside(video: Path, stem: Path, playback: Playback) -> Path:
     """
     target = stem.with_suffix(video.suffix)
     if plays(video) and keeps_time(video, playback):
-        return link_or_copy(video, target)
+        return link_once(video, target)
     target = stem.with_suffix(".mp4")
     if not target.exists():
         write_preview(video, target, playback)

@@ -34,7 +34,7 @@ class PeopleVoices:
             elem_id="person-speech",
         )
         self._note = gr.HTML(elem_id="voices-note")
-        # In the page, though nobody sees it: else it would tell of no changes.
+        # In the page, but not shown: without a place there, it would tell of no changes.
         self.kept = gr.Textbox("", visible="hidden", elem_id=VOICES)
 
     def connect(self, upload: Any, face: Any) -> None:

@@ -1,7 +1,5 @@
 """Videos and speech that a browser has sent. Needs no Gradio: children look at them."""
 
-import os
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.child_main import OnProgress
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.face.track_file import Tracks
+from latentsync_trt.files import link_or_copy
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.media.audio import open_audio
 from latentsync_trt.media.previews import plays, write_preview
@@ -128,14 +127,10 @@ def analyze_upload(video: Path, limits: Limits, on_progress: OnProgress) -> Uplo
     return UploadAnalysis(detect_speakers(video, tracks)[0], tuple(people))
 
 
-def link_or_copy(path: Path, target: Path) -> Path:
+def link_once(path: Path, target: Path) -> Path:
     """Links or copies a file, which is never written to, to `target` unless it exists; returns
     `target`.
     """
-    try:
-        os.link(path, target)
-    except FileExistsError:  # made for another request
-        pass
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(path, target)
+    with suppress(FileExistsError):  # made for another request
+        link_or_copy(path, target)
     return target
