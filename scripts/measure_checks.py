@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import islice, product
 from pathlib import Path
@@ -30,6 +29,7 @@ from latentsync_trt.measures import Interval
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array
 from latentsync_trt.version import __version__
+from scripts.benchmark_file import write_benchmark
 from scripts.measure_finish import blurred, denoised, with_grain
 
 FRAMES = 100
@@ -384,14 +384,9 @@ def main() -> None:
     total = summary(rows)
     print(json.dumps(total, indent=1))
     if args.out is not None:
-        content = {
-            "what": "python -m scripts.measure_checks ASSETS",
-            "measured_at": str(datetime.now(UTC).date()),
-            "versions": f"latentsync-trt {__version__}, OpenCV {cv2.__version__}",
-            "summary": total,
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        command = "python -m scripts.measure_checks ASSETS"
+        versions = f"latentsync-trt {__version__}, OpenCV {cv2.__version__}"
+        write_benchmark(args.out, command, versions=versions, summary=total, rows=rows)
 
 
 if __name__ == "__main__":

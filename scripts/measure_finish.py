@@ -8,11 +8,9 @@ the true face, and of the source's grain, is compared with what it has as it was
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -30,6 +28,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import Float32Array, Float64Array, Patch, UInt8Array
 from latentsync_trt.version import __version__
+from scripts.benchmark_file import write_benchmark
 
 Picture = UInt8Array
 Paint = Callable[[Float32Array], Float32Array]
@@ -381,14 +380,9 @@ def main() -> None:
     total = summary(rows)
     print(total)
     if args.out is not None:
-        content = {
-            "what": "python -m scripts.measure_finish ASSETS",
-            "measured_at": str(datetime.now(UTC).date()),
-            "versions": f"latentsync-trt {__version__}, OpenCV {cv2.__version__}",
-            "summary": total,
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        command = "python -m scripts.measure_finish ASSETS"
+        versions = f"latentsync-trt {__version__}, OpenCV {cv2.__version__}"
+        write_benchmark(args.out, command, versions=versions, summary=total, rows=rows)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,9 @@ where more than 2 % of the region are.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +40,7 @@ from latentsync_trt.sync.faces import ChosenFace, FrameJob
 from latentsync_trt.sync.fronts import FrontStage
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Face, Float64Array, Frame, Picture, UInt8Array
+from scripts.benchmark_file import write_benchmark
 from scripts.occluder_fresh import FRESH
 from scripts.occluder_scenes import (
     FREE_CHANGES,
@@ -387,14 +386,9 @@ def main() -> None:
                 free_rows.append(bench.free_row(clip_name, change))
                 print(free_rows[-1], flush=True)
     if args.output is not None:
-        content = {
-            "what": "python -m scripts.measure_occluders ASSETS --free",
-            "measured_at": str(datetime.now(UTC).date()),
-            "kinds": kinds,
-            "scenes": [_without_frames(row) for row in rows],
-            "free": free_rows,
-        }
-        args.output.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        command = "python -m scripts.measure_occluders ASSETS --free"
+        scenes = [_without_frames(row) for row in rows]
+        write_benchmark(args.output, command, kinds=kinds, scenes=scenes, free=free_rows)
 
 
 if __name__ == "__main__":

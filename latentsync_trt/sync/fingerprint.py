@@ -89,7 +89,7 @@ def _texts_of_options(inputs: Inputs, left_out: tuple[str, ...]) -> dict[str, st
 
 
 def _hashed(stamp: str) -> str:
-    """Returns what stands for a file whose name is nobody's business."""
+    """Returns what stands for a file whose name is not to be told."""
     return f"file {sha256(stamp.encode()).hexdigest()[:_DIGITS]}"
 
 

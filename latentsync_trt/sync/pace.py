@@ -46,7 +46,7 @@ class Pace:
         opened_s: when all networks were open, on the scale of `perf_counter`.
         todo: which frames are painted and written.
         synced: the frames in the part that is synced.
-        frames: about how many the output has; None where nobody knows.
+        frames: about how many the output has; None if unknown.
         window_frames: how many are painted at once.
     """
 
@@ -96,8 +96,8 @@ class Pace:
         return painted / (newest.time_s - begun_s)
 
     def left_s(self) -> float | None:
-        """Returns the seconds until the last frame; None before one is painted, or where nobody
-        knows which that is.
+        """Returns the seconds until the last frame; None before one is painted, or if the
+        last one is unknown.
         """
         pace = self.frames_per_s()
         if not pace or self._stop is None:
