@@ -24,7 +24,7 @@ from latentsync_trt.compositing.resize import fit_face
 from latentsync_trt.face.align import align, crop, inverse, mouth_mask, steps
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.measure.paint_check import PaintCheck
-from latentsync_trt.measure.paint_figures import paint_figures
+from latentsync_trt.measure.paint_figures import compared_face
 from latentsync_trt.measures import Interval
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array
@@ -285,8 +285,8 @@ def watched(
             color = tinted(color, fault.tint)
         frame = Frame(index, time_s, Fraction(1, FPS), time_s, source, None)
         begun_s = time.process_time()
-        figures = paint_figures(face, pixels, inspected.painted_mesh_in_frame, color)
-        check.add(frame, 0, figures, is_free=True)
+        compared = compared_face(face, pixels, inspected.painted_mesh_in_frame, color)
+        check.add(frame, 0, compared, is_free=True)
         busy_s += time.process_time() - begun_s
     return Result(check.times(), 1000 * busy_s / len(painted.sources))
 

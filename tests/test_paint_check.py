@@ -11,7 +11,12 @@ from latentsync_trt.compositing.outline import LIPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop_size_px
 from latentsync_trt.measure.paint_check import PaintCheck
-from latentsync_trt.measure.paint_figures import PaintFigures, paint_figures
+from latentsync_trt.measure.paint_figures import (
+    ComparedFace,
+    PaintFigures,
+    compared_face,
+    paint_figures,
+)
 from latentsync_trt.measures import Interval, LipMeasure, Measures
 from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array
@@ -59,21 +64,26 @@ def mesh(center: tuple[float, float] = MOUTH) -> Float32Array:
     return points
 
 
-def figures(
+def painted(
     change: Change = BLURRED, *, number: int = 0, lips: tuple[float, float] = MOUTH
-) -> PaintFigures:
-    """Those of the portrait with some noise, painted with a change."""
+) -> ComparedFace:
+    """The portrait with some noise, painted with a change."""
     random = np.random.default_rng(number)
     source = np.clip(FACE + random.normal(0, 2, FACE.shape), 0, 255).astype(np.uint8)
     aligned = AlignedFace(source, np.eye(2, 3), SIZE_PX)
-    painted = change(source).astype(np.uint16) * 257
-    return paint_figures(aligned, painted, mesh(lips), None)
+    levels = change(source).astype(np.uint16) * 257
+    return compared_face(aligned, levels, mesh(lips), None)
 
 
-def watched(check: PaintCheck, faces: int, faults: dict[range, PaintFigures]) -> list[Interval]:
+def figures(change: Change, *, lips: tuple[float, float] = MOUTH) -> PaintFigures:
+    (of_face,) = paint_figures([painted(change, lips=lips)])
+    return of_face
+
+
+def watched(check: PaintCheck, faces: int, faults: dict[range, ComparedFace]) -> list[Interval]:
     """Adds as many faces; in the ranges, those with faults."""
     for index in range(faces):
-        face = figures(number=index)
+        face = painted(number=index)
         for indices, faulty in faults.items():
             if index in indices:
                 face = faulty
@@ -95,7 +105,7 @@ def test_figures_of_what_was_painted() -> None:
     assert figures(to_the_right(0.7)).shift_px == pytest.approx(0.7 * frame_px, abs=0.1)
     opened = figures(with_open_mouth)
     assert opened.nose.likeness > 0.9
-    assert figures(lips=(MOUTH[0] + 60, MOUTH[1])).lips_in_mask < 0.8
+    assert figures(lambda face: face, lips=(MOUTH[0] + 60, MOUTH[1])).lips_in_mask < 0.8
 
 
 @pytest.mark.parametrize(
@@ -110,17 +120,17 @@ def test_figures_of_what_was_painted() -> None:
 def test_half_a_second_that_does_not_fit(
     change: Change, lips: tuple[float, float], reason: str
 ) -> None:
-    times = watched(PaintCheck(), 60, {range(30, 43): figures(change, lips=lips)})
+    times = watched(PaintCheck(), 60, {range(30, 43): painted(change, lips=lips)})
     assert [(each.start_s, reason in each.reason) for each in times] == [(1.2, True)]
     assert times[0].end_s == pytest.approx(1.72, abs=0.09)
 
 
 def test_what_is_no_fault() -> None:
     assert watched(PaintCheck(), 60, {}) == []
-    assert watched(PaintCheck(), 60, {range(30, 60): figures(with_open_mouth)}) == []
-    assert watched(PaintCheck(), 60, {range(30, 33): figures(softer(3))}) == []
+    assert watched(PaintCheck(), 60, {range(30, 60): painted(with_open_mouth)}) == []
+    assert watched(PaintCheck(), 60, {range(30, 33): painted(softer(3))}) == []
     # What a track begins with is usual there.
-    assert watched(PaintCheck(), 60, {range(60): figures(softer(1))}) == []
+    assert watched(PaintCheck(), 60, {range(60): painted(softer(1))}) == []
 
 
 def test_something_in_front_of_the_nose_is_no_fault() -> None:
@@ -135,33 +145,35 @@ def test_something_in_front_of_the_nose_is_no_fault() -> None:
         for index in range(30, 45):
             time_s = Fraction(index, FPS)
             frame = Frame(index, time_s, Fraction(1, FPS), time_s, FRAME, None)
-            check.add(frame, 0, figures(hand), is_free=is_free)
+            check.add(frame, 0, painted(hand), is_free=is_free)
         assert len(check.times()) == count
 
 
 def test_what_lasts_is_usual_at_last() -> None:
-    (time,) = watched(PaintCheck(), 700, {range(30, 700): figures(softer(1))})
+    (time,) = watched(PaintCheck(), 700, {range(30, 700): painted(softer(1))})
     assert 2 < time.end_s < 20
 
 
 def test_what_is_wrong_at_once_is_told_together() -> None:
-    faults = {range(30, 43): figures(softer(2)), range(44, 60): figures(left_half_gray)}
+    faults = {range(30, 43): painted(softer(2)), range(44, 60): painted(left_half_gray)}
     (time,) = watched(PaintCheck(), 70, faults)
     assert set(time.reason.split(", ")) >= {"blurred", "smeared"}
 
 
 def test_strict_stops_at_the_first_time() -> None:
     with pytest.raises(InputError, match=r"1\.2–1\.4 s: blurred \(--strict\)"):
-        watched(PaintCheck(strict=True), 60, {range(30, 43): figures(softer(2))})
+        watched(PaintCheck(strict=True), 60, {range(30, 43): painted(softer(2))})
 
 
 def test_color_as_it_is_pasted() -> None:
     aligned = AlignedFace(FACE, np.eye(2, 3), SIZE_PX)
     redder = np.clip(FACE + np.array([20, 0, 0]), 0, 255).astype(np.uint16) * 257
-    assert paint_figures(aligned, redder, mesh(), None).color.real > 4
     back = np.eye(3, 4, dtype=np.float32)
     back[0, 3] = -20
-    assert abs(paint_figures(aligned, redder, mesh(), back).color) < 1
+    faces = [compared_face(aligned, redder, mesh(), color) for color in (None, back)]
+    red, mended = paint_figures(faces)
+    assert red.color.real > 4
+    assert abs(mended.color) < 1
 
 
 def test_a_verdict_names_the_first_times() -> None:

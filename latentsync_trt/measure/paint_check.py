@@ -8,7 +8,7 @@ from typing import Literal
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.measure.mismatch import MAX_COLOR
-from latentsync_trt.measure.paint_figures import PaintFigures
+from latentsync_trt.measure.paint_figures import ComparedFace, PaintFigures, paint_figures
 from latentsync_trt.measures import Interval, add_interval
 from latentsync_trt.types import Frame
 
@@ -37,6 +37,9 @@ _MISFIT_WEIGHT = 0.003
 """That of a face that does not fit."""
 _PLACE_WEIGHT = 0.1
 """Weight of a face that fits in the running mean of the place, from which others jump."""
+
+_FACES_AT_ONCE = 4
+"""So many faces are compared together, which takes little more of Python's lock than one."""
 
 _GAP_S = 0.12
 """Times of a fault that are so close to each other are one."""
@@ -136,28 +139,54 @@ def _beyond_limits(figures: PaintFigures, *, is_free: bool) -> Iterator[Fault]:
         yield "partly outside its mask"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _WaitingFace:
+    """A face that is not compared yet."""
+
+    start_s: float
+    end_s: float
+    """When its frame is shown."""
+    track_id: int
+    compared: ComparedFace
+    is_free: bool
+
+
 class PaintCheck:
     """Finds the times at which painted faces do not fit.
 
     Args:
-        strict: raise `InputError` at the first one; not for the first faces of a run, whose fault
-            `ModelMismatchCheck` explains.
+        strict: raise `InputError` soon after the first one; not for the first faces of a run, whose
+            fault `ModelMismatchCheck` explains.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._faces = 0
+        self._waiting: list[_WaitingFace] = []
         self._tracks: dict[int, _TrackCheck] = {}
         self._times: dict[Fault, list[Interval]] = {}
 
-    def add(self, frame: Frame, track_id: int, figures: PaintFigures, *, is_free: bool) -> None:
+    def add(self, frame: Frame, track_id: int, compared: ComparedFace, *, is_free: bool) -> None:
         """Adds a painted face; frames in order. `is_free`: nothing is in front of it."""
-        self._faces += 1
-        track = self._tracks.setdefault(track_id, _TrackCheck())
         end_s = float(frame.time_s + frame.duration_s)
-        for fault in track.faults(figures, is_free=is_free):
+        face = _WaitingFace(float(frame.time_s), end_s, track_id, compared, is_free)
+        self._waiting.append(face)
+        if len(self._waiting) == _FACES_AT_ONCE:
+            self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        faces = self._waiting
+        self._waiting = []
+        every = paint_figures([face.compared for face in faces])
+        for face, figures in zip(faces, every, strict=True):
+            self._check(face, figures)
+
+    def _check(self, face: _WaitingFace, figures: PaintFigures) -> None:
+        self._faces += 1
+        track = self._tracks.setdefault(face.track_id, _TrackCheck())
+        for fault in track.faults(figures, is_free=face.is_free):
             times = self._times.setdefault(fault, [])
-            add_interval(times, Interval(float(frame.time_s), end_s, fault), _GAP_S)
+            add_interval(times, Interval(face.start_s, face.end_s, fault), _GAP_S)
             if self._strict and self._faces > _LEARNED_FACES and _lasts(times[-1]):
                 problem = f"the painted face does not fit: {times[-1]} (--strict)"
                 raise InputError(problem, usage=False)
@@ -166,6 +195,8 @@ class PaintCheck:
         """Returns the times at which a face does not fit, in order and apart, each with all that is
         wrong.
         """
+        if self._waiting:
+            self._check_waiting()
         every = [time for times in self._times.values() for time in times if _lasts(time)]
         apart: list[Interval] = []
         for time in sorted(every, key=lambda each: each.start_s):

@@ -1,9 +1,13 @@
-"""How one painted face fits its source: likeness, sharpness, place and color. Pure.
+"""How painted faces fit their sources: likeness, sharpness, place and color. Pure.
 
 The networks know the forehead, and paint the nose anew, which does not speak: there, a painted face
 should be the source's. The mouth itself may differ.
+
+Several faces are compared at once, in pictures with a channel for each: after each call into a
+library a thread waits for Python's lock, longer than such small pictures take.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +16,13 @@ import numpy as np
 
 from latentsync_trt.compositing.outline import LIPS
 from latentsync_trt.face.align import inverse, mouth_mask, steps, transformed
-from latentsync_trt.types import AlignedFace, Float32Array, UInt8Array, UInt16Array
+from latentsync_trt.types import (
+    AlignedFace,
+    Float32Array,
+    Float64Array,
+    UInt8Array,
+    UInt16Array,
+)
 
 _SIDE_PX = 128
 """Side of the faces that are compared, whatever the networks' size is."""
@@ -62,105 +72,143 @@ class PaintFigures:
     """
 
 
-def paint_figures(
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedFace:
+    """A painted face beside its source, both at the size at which they are compared."""
+
+    source: UInt8Array
+    """RGB, `(128, 128, 3)`."""
+    painted: UInt16Array
+    """RGB, `(128, 128, 3)`, 257 × the 8-bit level."""
+    pixel_px: float
+    """Pixels of the frame for one of theirs."""
+    color: Float32Array | None
+    """The change of its RGB levels with which the painted face is pasted, `(3, 4)`; None for none.
+    """
+    lips_in_mask: float
+    """See `PaintFigures`."""
+
+
+def compared_face(
     face: AlignedFace,
     painted: UInt16Array,
     mesh: Float32Array | None,
     color: Float32Array | None,
-) -> PaintFigures:
-    """Compares a painted face with its source.
+) -> ComparedFace:
+    """Returns what is compared of a painted face and its source.
 
     Args:
         painted: uint16 `(H, H, 3)` RGB, 257 × the 8-bit level.
         mesh: FaceMesh's points of the painted face, `(468, 2)` in pixels of the frame; None where
             it finds none.
-        color: the change of its RGB levels with which it is pasted, `(3, 4)`; None for none.
+        color: see `ComparedFace`.
     """
-    source_levels = _small(face.image)
-    copy_levels = _small(painted) / np.float32(257)
-    source = _two_bands(source_levels)
-    copy = _two_bands(copy_levels)
-    left = _fit(source, copy, _FOREHEAD_ROWS, _LEFT_HALF)
-    right = _fit(source, copy, _FOREHEAD_ROWS, _RIGHT_HALF)
-    frame_px = steps(inverse(face.matrix))[0] * face.crop_size_px[0] / _SIDE_PX
-    return PaintFigures(
-        PartFit(min(left.likeness, right.likeness), min(left.sharpness, right.sharpness)),
-        _fit(source, copy, _LOWER_NOSE_ROWS, _LOWER_NOSE_COLUMNS),
-        frame_px * _forehead_shift(source.both, copy.both),
-        _color_change(source_levels, copy_levels, color),
-        _lips_in_mask(face, mesh),
-    )
+    source = np.empty((_SIDE_PX, _SIDE_PX, 3), np.uint8)
+    copy = np.empty((_SIDE_PX, _SIDE_PX, 3), np.uint16)
+    cv2.resize(face.image, (_SIDE_PX, _SIDE_PX), dst=source, interpolation=cv2.INTER_AREA)
+    cv2.resize(painted, (_SIDE_PX, _SIDE_PX), dst=copy, interpolation=cv2.INTER_AREA)
+    pixel_px = steps(inverse(face.matrix))[0] * face.crop_size_px[0] / _SIDE_PX
+    return ComparedFace(source, copy, pixel_px, color, _lips_in_mask(face, mesh))
+
+
+def paint_figures(faces: Sequence[ComparedFace]) -> list[PaintFigures]:
+    """Returns how each painted face fits its source."""
+    levels = np.array([*(face.source for face in faces), *(face.painted for face in faces)])
+    levels = levels.astype(np.float32)
+    sources, copies = np.split(levels, 2)
+    copies /= 257
+    detail = _two_bands(levels)
+    left = _part_fits(detail, _FOREHEAD_ROWS, _LEFT_HALF)
+    right = _part_fits(detail, _FOREHEAD_ROWS, _RIGHT_HALF)
+    likeness, sharpness = np.minimum(left, right).tolist()
+    nose_likeness, nose_sharpness = _part_fits(
+        detail, _LOWER_NOSE_ROWS, _LOWER_NOSE_COLUMNS
+    ).tolist()
+    shifts = _forehead_shifts(detail)
+    changes = _color_changes(sources, copies, [face.color for face in faces])
+    return [
+        PaintFigures(
+            PartFit(likeness[index], sharpness[index]),
+            PartFit(nose_likeness[index], nose_sharpness[index]),
+            face.pixel_px * shifts[index],
+            changes[index],
+            face.lips_in_mask,
+        )
+        for index, face in enumerate(faces)
+    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Detail:
-    """Two bands of the luma of a face, float32 `(128, 128)` in levels."""
+    """Two bands of the luma of n sources, then of their n painted faces: float32 `(128, 128, 2·n)`
+    in levels.
+    """
 
     fine: Float32Array
     coarse: Float32Array
 
-    @property
-    def both(self) -> Float32Array:
-        return self.fine + self.coarse
-
-
-def _small(picture: UInt8Array | UInt16Array) -> Float32Array:
-    """Returns a face at the size at which it is compared."""
-    small = cv2.resize(picture, (_SIDE_PX, _SIDE_PX), interpolation=cv2.INTER_AREA)
-    return small.astype(np.float32)
-
 
 def _two_bands(levels: Float32Array) -> _Detail:
-    """Returns the detail of a face, RGB levels `(128, 128, 3)` in [0, 255]."""
-    luma = cv2.cvtColor(levels, cv2.COLOR_RGB2GRAY)
-    sharp, softer, soft = (cv2.GaussianBlur(luma, (0, 0), sigma) for sigma in _SIGMAS_PX)
-    return _Detail(sharp - softer, softer - soft)
+    """Returns the detail of faces, RGB levels `(2·n, 128, 128, 3)` in [0, 255]."""
+    below_each_other = levels.reshape(-1, _SIDE_PX, 3)
+    luma = cv2.cvtColor(below_each_other, cv2.COLOR_RGB2GRAY).reshape(-1, _SIDE_PX, _SIDE_PX)
+    channels = np.ascontiguousarray(np.moveaxis(luma, 0, 2))
+    sharp, softer, soft = (cv2.GaussianBlur(channels, (0, 0), sigma) for sigma in _SIGMAS_PX)
+    fine = cv2.subtract(sharp, softer, dst=sharp)
+    coarse = cv2.subtract(softer, soft, dst=softer)
+    return _Detail(np.asarray(fine, np.float32), np.asarray(coarse, np.float32))
 
 
-def _fit(source: _Detail, copy: _Detail, rows: slice, columns: slice) -> PartFit:
-    old = source.coarse[rows, columns]
-    new = copy.coarse[rows, columns]
-    power = float((old * old).sum() * (new * new).sum())
-    likeness = float((old * new).sum()) / (power**0.5 + _RIDGE)
-    source_detail = _deviation(source.fine[rows, columns])
-    detail = _deviation(copy.fine[rows, columns])
-    return PartFit(likeness, (detail + _FLAT_DETAIL) / (source_detail + _FLAT_DETAIL))
+def _part_fits(detail: _Detail, rows: slice, columns: slice) -> Float32Array:
+    """Returns likeness and sharpness of a part of each face, `(2, n)`."""
+    source, copy = np.split(detail.coarse[rows, columns], 2, axis=2)
+    power = _sums(source, source) * _sums(copy, copy)
+    likeness = _sums(source, copy) / (np.sqrt(power) + _RIDGE)
+    source_detail, copy_detail = np.split(detail.fine[rows, columns].std(axis=(0, 1)), 2)
+    return np.array([likeness, (copy_detail + _FLAT_DETAIL) / (source_detail + _FLAT_DETAIL)])
 
 
-def _deviation(values: Float32Array) -> float:
-    """Returns the standard deviation, in a quarter of the time of `numpy.std`."""
-    _, deviation = cv2.meanStdDev(values)
-    return float(deviation[0, 0])
+def _sums(a: Float32Array, b: Float32Array) -> Float32Array:
+    """Returns the sum of the products of two pictures `(h, w, n)` in each channel."""
+    return np.einsum("hwn,hwn->n", a, b)
 
 
-def _forehead_shift(source: Float32Array, copy: Float32Array) -> complex:
-    """Returns how far the copy lies to the right, + i × below, by one step of Lucas and Kanade's
-    method (1981) on two pictures `(128, 128)`.
+def _forehead_shifts(detail: _Detail) -> list[complex]:
+    """Returns how far each painted forehead lies to the right, + i × below, by one step of Lucas
+    and Kanade's method (1981).
     """
-    columns = slice(_LEFT_HALF.start, _RIGHT_HALF.stop)
-    old = source[_FOREHEAD_ROWS, columns]
-    new = copy[_FOREHEAD_ROWS, columns]
-    middle = (old + new) / 2
+    part = np.s_[_FOREHEAD_ROWS, _LEFT_HALF.start : _RIGHT_HALF.stop]
+    source, copy = np.split(detail.fine[part] + detail.coarse[part], 2, axis=2)
+    middle = (source + copy) / 2
     slopes = [cv2.Sobel(middle, cv2.CV_32F, *axis, ksize=1) / 2 for axis in ((1, 0), (0, 1))]
-    of_pixels = np.array([slope.ravel() for slope in slopes])
-    power = of_pixels @ of_pixels.T + _RIDGE * np.eye(2)
-    right, down = np.linalg.solve(power, of_pixels @ (old - new).ravel()).tolist()
-    return complex(right, down)
+    of_pixels = np.array([np.atleast_3d(slope) for slope in slopes])
+    power = np.einsum("ahwn,bhwn->nab", of_pixels, of_pixels) + _RIDGE * np.eye(2)
+    change = np.einsum("ahwn,hwn->na", of_pixels, source - copy)
+    shifts = np.linalg.solve(power, change[..., None])[..., 0]
+    return [complex(right, down) for right, down in shifts.tolist()]
 
 
-def _color_change(source: Float32Array, copy: Float32Array, color: Float32Array | None) -> complex:
-    """Returns how far the mean color of the generated part is off, a* + i b*, after a change of its
-    colors; both pictures RGB levels `(128, 128, 3)`.
+def _color_changes(
+    sources: Float32Array, copies: Float32Array, colors: Sequence[Float32Array | None]
+) -> list[complex]:
+    """Returns how far the mean color of each generated part is off, a* + i b*, after a change of
+    its colors; both pictures RGB levels `(n, 128, 128, 3)`.
     """
-    generated = _is_generated(_SIDE_PX)
-    old = np.array(cv2.mean(source, generated)[:3])
-    new = np.array(cv2.mean(copy, generated)[:3])
-    if color is not None:
-        new = color[:, :3] @ new + color[:, 3]
-    levels = np.array([[old, new]], np.float32)
+    old = _generated_means(sources)
+    new = _generated_means(copies)
+    for index, color in enumerate(colors):
+        if color is not None:
+            new[index] = color[:, :3] @ new[index] + color[:, 3]
+    levels = np.array([old, new], np.float32)
     lab = cv2.cvtColor(levels / np.float32(255), cv2.COLOR_RGB2LAB)
-    _, a, b = (lab[0, 1] - lab[0, 0]).tolist()
-    return complex(a, b)
+    return [complex(a, b) for _, a, b in (lab[1] - lab[0]).tolist()]
+
+
+def _generated_means(pictures: Float32Array) -> Float64Array:
+    """Returns the mean color of the generated part of each picture, `(n, 3)`."""
+    generated = _is_generated(_SIDE_PX).astype(np.float32).ravel()
+    sums = generated @ pictures.reshape(len(pictures), -1, 3)
+    return np.asarray(sums / generated.sum(), np.float64)
 
 
 def _lips_in_mask(face: AlignedFace, mesh: Float32Array | None) -> float:

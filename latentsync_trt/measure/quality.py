@@ -17,7 +17,7 @@ from latentsync_trt.measure.lips import Curves, Loudness, gap_of, measure_lips, 
 from latentsync_trt.measure.mismatch import ModelMismatchCheck
 from latentsync_trt.measure.page import jpeg, svg, sync_figure, write_page
 from latentsync_trt.measure.paint_check import PaintCheck
-from latentsync_trt.measure.paint_figures import paint_figures
+from latentsync_trt.measure.paint_figures import compared_face
 from latentsync_trt.measure.syncnet import SyncMeter, curves_of
 from latentsync_trt.measure.time_bands import time_bands_of
 from latentsync_trt.measures import Interval, Measures, person_name
@@ -160,8 +160,8 @@ class Quality:
         if self.mismatch is not None:
             self.mismatch.check_painted_face(sample.aligned.image, sample.painted)
         if self.check is not None:
-            figures = paint_figures(sample.aligned, sample.painted, sample.mesh, sample.color)
-            self.check.add(frame, sample.track_id, figures, is_free=sample.is_free)
+            compared = compared_face(sample.aligned, sample.painted, sample.mesh, sample.color)
+            self.check.add(frame, sample.track_id, compared, is_free=sample.is_free)
         if self._pictures:
             self._keep_moments(frame, gap, sample)
 
