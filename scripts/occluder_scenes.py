@@ -145,7 +145,7 @@ def load_clip(name: str, assets: Path, kept: Path, detector: MediaPipeDetector) 
 
 def _read(name: str, assets: Path) -> Iterator[UInt8Array]:
     if name == "portrait":
-        yield from camera_frames(Fraction(6), Camera(480, 1.7))
+        yield from camera_frames(Fraction(6), Camera(480, 1.7, 0.45))
         return
     with av.open(str(assets / f"{name}_video.mp4")) as file:
         for frame in file.decode(video=0):

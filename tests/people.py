@@ -15,7 +15,7 @@ from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import Float32Array, UInt8Array
 from tests.clips import CLOSE, camera_frames
 
-_FACE = (CLOSE.side_px / 2, CLOSE.side_px * 0.45)
+_FACE = (CLOSE.side_px / 2, CLOSE.side_px * CLOSE.face_height)
 _WIDER = 1.2
 _CHIN = 0.35
 

@@ -25,8 +25,6 @@ SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
 _FACE_PX = (224.0, 125.0)
 """Center of the face in the portrait, and of the camera's path."""
-_FACE_HEIGHT = 0.45
-"""Where the face is in a frame, from 0 = top to 1 = bottom."""
 _ZOOM_SWAY = 0.06
 """The sways are those of a hand-held camera."""
 _PAN_SWAY = 7 / 480
@@ -44,14 +42,18 @@ class Camera:
     """Frames are squares of this size."""
     zoom: float
     """Frame pixels for a pixel of the portrait, on average."""
+    face_height: float
+    """Where the face is in a frame, from 0 = top to 1 = bottom."""
 
 
-DEMO_CAMERA = Camera(480, 1.7)
-"""Head and shoulders fill the frame."""
+DEMO_CAMERA = Camera(320, 1.0, 0.34)
+"""Head and shoulders in the photograph's own size, and with it a face of about the size that the
+built-in model paints: neither is enlarged, so each is as sharp as the other.
+"""
 
 
 def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
-    """Writes the built-in clip, demo.mp4, 480×480 px, 5 s; returns it and its speech. Raises
+    """Writes the built-in clip, demo.mp4, 320×320 px, 5 s; returns it and its speech. Raises
     `OutputError`.
     """
     video = Path(folder) / "demo.mp4"
@@ -148,5 +150,5 @@ def _view(time_s: float, camera: Camera) -> Float64Array:
     pan_px = _PAN_SWAY * camera.side_px
     matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, turn_deg, zoom), np.float64)
     matrix[0, 2] += camera.side_px / 2 - _FACE_PX[0] + pan_px * sin(pan_phase)
-    matrix[1, 2] += camera.side_px * _FACE_HEIGHT - _FACE_PX[1] + pan_px * sin(pan_phase / 2)
+    matrix[1, 2] += camera.side_px * camera.face_height - _FACE_PX[1] + pan_px * sin(pan_phase / 2)
     return matrix

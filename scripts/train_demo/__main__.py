@@ -64,11 +64,11 @@ FULL = Settings(
     Sizes(),
     recordings=420,
     clips=ClipPlan(scenes=256, cameras=128, takes=6, frames=48, resolution_px=RESOLUTION_PX),
-    audio=StagePlan(steps=3500, batch=16, learning_rate=1e-3),
-    vae=StagePlan(steps=3000, batch=64, learning_rate=1e-3),
-    mouth=StagePlan(steps=800, batch=128, learning_rate=1e-3),
-    unet=StagePlan(steps=6000, batch=16, learning_rate=6e-4),
-    tune=StagePlan(steps=1000, batch=8, learning_rate=1e-4),
+    audio=StagePlan(steps=7000, batch=32, learning_rate=1e-3),
+    vae=StagePlan(steps=2700, batch=64, learning_rate=1e-3),
+    mouth=StagePlan(steps=600, batch=128, learning_rate=1e-3),
+    unet=StagePlan(steps=13000, batch=16, learning_rate=6e-4),
+    tune=StagePlan(steps=4000, batch=8, learning_rate=1e-4),
 )
 
 

@@ -40,7 +40,7 @@ class Sizes:
     """
 
     unet: tuple[int, ...] = (64, 64, 96)
-    audio_width: int = 96
+    audio_width: int = 128
     audio_blocks: int = 3
     vae: tuple[int, ...] = (32, 48, 64, 96)
     vae_groups: int = 16

@@ -47,22 +47,23 @@ need the audio.
 """
 
 # share of windows at the sampler's first step: the same noise in all frames, and no signal
-_FIRST_STEP_SHARE = 0.15
+_FIRST_STEP_SHARE = 0.2
 _KEPT_WEIGHT = 0.1
 _MOUTH_WEIGHT = 2.0
-_LEAST_SIGNAL = 0.2
+_LEAST_SIGNAL = 0.6
 _MOST_SIGNAL = 5.0
 """Min-SNR weighting (Hang et al.), which limits the weight of steps with little noise. The lower
 limit keeps those with much noise, which decide the mouth, from vanishing.
 """
 
-_MOUTH_HEAD_WEIGHT = 0.3
+_MOUTH_HEAD_WEIGHT = 0.5
 
 # interval at which audio features are computed again, with other augmentation
 _REFRESH_FEATURES_STEPS = 1000
-_TUNE_STEPS = 800
 _PIXEL_WEIGHT = 2.0
-_LIPS_WEIGHT = 1.0
+_LEAST_CONFIDENCE = 0.1
+"""Images decoded from much noise are blurred, but their mouths are decided there."""
+_LIPS_WEIGHT = 4.0
 _MOTION_WEIGHT = 1.0
 _VALUE_WEIGHTS = (4.0, 1.0, 1.0, 1.0, 0.5)
 
@@ -247,9 +248,9 @@ class _UNetStage(nn.Module):
         drawn = self._latents.draw(
             generator, batch, self._features(step // _REFRESH_FEATURES_STEPS)
         )
-        predicted = self._predict(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
+        predicted = self._predict(drawn, generator.integers(0, TRAINING_STEPS, batch), generator)
         error = predicted.error
-        confidence = predicted.signal.flatten().clamp_min(0.02)
+        confidence = predicted.signal.flatten().clamp_min(_LEAST_CONFIDENCE)
         images = self._helpers[1].decode(predicted.clean / self._latents.scale).sample.float()
         take = to_device(drawn.take, images.device)[:, None]
         frames = to_device(drawn.frames, images.device)
