@@ -10,14 +10,13 @@ the run drew, smaller.
 
 import sys
 from collections.abc import Iterator
-from fractions import Fraction
 from pathlib import Path
 
-import av
 import cv2
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from latentsync_trt.cli.demo import RESULT, SOURCE
 from latentsync_trt.config import MODEL_FPS
@@ -101,17 +100,21 @@ def caption(words: list[SpokenWord], spoken: int, width_px: int) -> UInt8Array:
 
 
 def write_webp(pictures: list[UInt8Array], target: Path, quality: int) -> int:
-    """Writes an endless animation; returns its size in bytes."""
-    height_px, width_px = pictures[0].shape[:2]
-    with av.open(str(target), "w", format="webp", options={"loop": "0"}) as container:
-        stream = container.add_stream("libwebp_anim", rate=Fraction(MODEL_FPS))
-        stream.width = width_px
-        stream.height = height_px
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"quality": str(quality), "compression_level": "4"}
-        for picture in pictures:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode(None))
+    """Writes an endless animation; returns its size in bytes. Each picture is whole: what is only
+    added to those before leaves traces where something moves.
+    """
+    first, *others = [Image.fromarray(picture) for picture in pictures]
+    first.save(
+        target,
+        save_all=True,
+        append_images=others,
+        duration=round(1000 / MODEL_FPS),
+        loop=0,
+        quality=quality,
+        method=6,
+        kmin=0,
+        kmax=1,
+    )
     return target.stat().st_size
 
 

@@ -113,23 +113,22 @@ def compared_face(
 
 def paint_figures(faces: Sequence[ComparedFace]) -> list[PaintFigures]:
     """Returns how each painted face fits its source."""
-    levels = np.array([*(face.source for face in faces), *(face.painted for face in faces)])
-    levels = levels.astype(np.float32)
+    pictures: list[UInt8Array | UInt16Array] = [face.source for face in faces]
+    pictures += [face.painted for face in faces]
+    levels = np.array(pictures, np.float32)
     sources, copies = np.split(levels, 2)
     copies /= 257
     detail = _two_bands(levels)
     left = _part_fits(detail, _FOREHEAD_ROWS, _LEFT_HALF)
     right = _part_fits(detail, _FOREHEAD_ROWS, _RIGHT_HALF)
-    likeness, sharpness = np.minimum(left, right).tolist()
-    nose_likeness, nose_sharpness = _part_fits(
-        detail, _LOWER_NOSE_ROWS, _LOWER_NOSE_COLUMNS
-    ).tolist()
+    foreheads = _as_fits(np.minimum(left, right))
+    noses = _as_fits(_part_fits(detail, _LOWER_NOSE_ROWS, _LOWER_NOSE_COLUMNS))
     shifts = _forehead_shifts(detail)
     changes = _color_changes(sources, copies, [face.color for face in faces])
     return [
         PaintFigures(
-            PartFit(likeness[index], sharpness[index]),
-            PartFit(nose_likeness[index], nose_sharpness[index]),
+            foreheads[index],
+            noses[index],
             face.pixel_px * shifts[index],
             changes[index],
             face.lips_in_mask,
@@ -164,8 +163,15 @@ def _part_fits(detail: _Detail, rows: slice, columns: slice) -> Float32Array:
     source, copy = np.split(detail.coarse[rows, columns], 2, axis=2)
     power = _sums(source, source) * _sums(copy, copy)
     likeness = _sums(source, copy) / (np.sqrt(power) + _RIDGE)
-    source_detail, copy_detail = np.split(detail.fine[rows, columns].std(axis=(0, 1)), 2)
-    return np.array([likeness, (copy_detail + _FLAT_DETAIL) / (source_detail + _FLAT_DETAIL)])
+    deviations = detail.fine[rows, columns].std(axis=(0, 1)) + _FLAT_DETAIL
+    source_detail, copy_detail = np.split(deviations, 2)
+    sharpness = copy_detail / source_detail
+    return np.array([likeness, sharpness])
+
+
+def _as_fits(likeness_and_sharpness: Float32Array) -> list[PartFit]:
+    """Returns the columns of an array `(2, n)`."""
+    return [PartFit(*column) for column in likeness_and_sharpness.T.tolist()]
 
 
 def _sums(a: Float32Array, b: Float32Array) -> Float32Array:
@@ -180,12 +186,15 @@ def _forehead_shifts(detail: _Detail) -> list[complex]:
     part = np.s_[_FOREHEAD_ROWS, _LEFT_HALF.start : _RIGHT_HALF.stop]
     source, copy = np.split(detail.fine[part] + detail.coarse[part], 2, axis=2)
     middle = (source + copy) / 2
-    slopes = [cv2.Sobel(middle, cv2.CV_32F, *axis, ksize=1) / 2 for axis in ((1, 0), (0, 1))]
-    of_pixels = np.array([np.atleast_3d(slope) for slope in slopes])
-    power = np.einsum("ahwn,bhwn->nab", of_pixels, of_pixels) + _RIDGE * np.eye(2)
-    change = np.einsum("ahwn,hwn->na", of_pixels, source - copy)
-    shifts = np.linalg.solve(power, change[..., None])[..., 0]
-    return [complex(right, down) for right, down in shifts.tolist()]
+    to_the_right = cv2.Sobel(middle, cv2.CV_32F, 1, 0, ksize=1)
+    below = cv2.Sobel(middle, cv2.CV_32F, 0, 1, ksize=1)
+    slopes = np.array([to_the_right, below]).reshape(2, *middle.shape)
+    slopes /= 2
+    power = np.einsum("ahwn,bhwn->nab", slopes, slopes)
+    power += _RIDGE * np.eye(2)
+    change = np.einsum("ahwn,hwn->na", slopes, source - copy)
+    shifts = np.linalg.solve(power, change[..., None])
+    return [complex(right, down) for right, down in shifts[..., 0].tolist()]
 
 
 def _color_changes(
@@ -200,15 +209,18 @@ def _color_changes(
         if color is not None:
             new[index] = color[:, :3] @ new[index] + color[:, 3]
     levels = np.array([old, new], np.float32)
-    lab = cv2.cvtColor(levels / np.float32(255), cv2.COLOR_RGB2LAB)
-    return [complex(a, b) for _, a, b in (lab[1] - lab[0]).tolist()]
+    levels /= 255
+    lab = cv2.cvtColor(levels, cv2.COLOR_RGB2LAB)
+    changes = lab[1] - lab[0]
+    return [complex(a, b) for _, a, b in changes.tolist()]
 
 
 def _generated_means(pictures: Float32Array) -> Float64Array:
     """Returns the mean color of the generated part of each picture, `(n, 3)`."""
     generated = _is_generated(_SIDE_PX).astype(np.float32).ravel()
-    sums = generated @ pictures.reshape(len(pictures), -1, 3)
-    return np.asarray(sums / generated.sum(), np.float64)
+    pixels = pictures.reshape(len(pictures), -1, 3)
+    means = generated @ pixels / generated.sum()
+    return np.asarray(means, np.float64)
 
 
 def _lips_in_mask(face: AlignedFace, mesh: Float32Array | None) -> float:
