@@ -165,6 +165,17 @@ def test_strict_stops_at_the_first_time() -> None:
         watched(PaintCheck(strict=True), 60, {range(30, 43): painted(softer(2))})
 
 
+def test_strict_stops_before_a_file_is_finished() -> None:
+    """Also at one of the last faces: `times` is asked when the file is in its place."""
+    check = PaintCheck(strict=True)
+    watched(check, 49, {range(45, 49): painted(softer(2))})
+    with pytest.raises(InputError, match="blurred"):
+        for index in (49, 50):
+            time_s = Fraction(index, FPS)
+            frame = Frame(index, time_s, Fraction(1, FPS), time_s, FRAME, None)
+            check.add(frame, 0, painted(softer(2)), is_free=True)
+
+
 def test_color_as_it_is_pasted() -> None:
     aligned = AlignedFace(FACE, np.eye(2, 3), SIZE_PX)
     redder = np.clip(FACE + np.array([20, 0, 0]), 0, 255).astype(np.uint16) * 257

@@ -155,12 +155,13 @@ class PaintCheck:
     """Finds the times at which painted faces do not fit.
 
     Args:
-        strict: raise `InputError` soon after the first one; not for the first faces of a run, whose
-            fault `ModelMismatchCheck` explains.
+        strict: compare each face at once, and raise `InputError` at the first one; not for the
+            first faces of a run, whose fault `ModelMismatchCheck` explains.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
+        self._most_waiting = 1 if strict else _FACES_AT_ONCE
         self._faces = 0
         self._waiting: list[_WaitingFace] = []
         self._tracks: dict[int, _TrackCheck] = {}
@@ -171,7 +172,7 @@ class PaintCheck:
         end_s = float(frame.time_s + frame.duration_s)
         face = _WaitingFace(float(frame.time_s), end_s, track_id, compared, is_free)
         self._waiting.append(face)
-        if len(self._waiting) == _FACES_AT_ONCE:
+        if len(self._waiting) == self._most_waiting:
             self._check_waiting()
 
     def _check_waiting(self) -> None:
