@@ -8,6 +8,7 @@ package espeakng-loader, whose version determines every sample. See NOTICE for o
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import av
@@ -30,6 +31,9 @@ VOICE = Voice("en-us", "f3", 165)
 PAUSE_S = 0.34
 """Silence before and after the sentence, long enough to see the mouth closed."""
 
+ROUNDED = 0.5
+"""Lips whose rounding is as much look round."""
+
 JPEG_QUALITY = 95
 
 
@@ -42,7 +46,7 @@ def main() -> None:
     samples, track = with_pauses(spoken)
     write_flac(samples, spoken.rate_hz, ASSETS / "speech.flac")
     write_track(track, SPOKEN_MOUTH_FILE)
-    write_words(spoken, WORDS_FILE)
+    write_words(spoken, track, WORDS_FILE)
 
 
 def with_pauses(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
@@ -76,13 +80,28 @@ def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
     )
 
 
-def write_words(spoken: Utterance, target: Path) -> None:
+def write_words(spoken: Utterance, track: MouthTrack, target: Path) -> None:
     """One line per word, in the format of `spoken_words`."""
-    starts = [f"{start_s + PAUSE_S:.2f},{word}" for word, start_s in spoken.words]
     end_s = len(spoken.samples) / spoken.rate_hz + PAUSE_S
-    lines = ["start_s,word", *starts, f"{end_s:.2f},"]
+    words = [(word, start_s + PAUSE_S) for word, start_s in spoken.words]
+    words.append(("", end_s))
+    lines = ["start_s,word,rounded_s"]
+    for (word, start_s), (_, next_s) in pairwise(words):
+        rounded = when_rounded(track, start_s, next_s)
+        lines.append(f"{start_s:.2f},{word},{rounded}")
+    lines.append(f"{end_s:.2f},,")
     target.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
     print(f"{target.name}: {len(spoken.words)} words")
+
+
+def when_rounded(track: MouthTrack, start_s: float, end_s: float) -> str:
+    """When, in seconds, round lips are seen best in this part; "" if they are not round there."""
+    times_s = np.arange(len(track)) / MODEL_FPS
+    is_round = (times_s >= start_s) & (times_s < end_s) & (track.rounding >= ROUNDED)
+    if not is_round.any():
+        return ""
+    best = np.argmax(np.where(is_round, track.rounding * track.opening, -1))
+    return f"{times_s[best]:.2f}"
 
 
 def write_track(track: MouthTrack, target: Path) -> None:

@@ -32,8 +32,8 @@ MOST_BYTES = 700_000
 FIRST_S = 2.1
 """From here, two seconds show wide, round and shut mouths: "Papa, mama, and the boats"."""
 LENGTH_S = 2.0
-QUALITIES = (72, 60, 50, 40)
-"""Of WebP: the first that keeps the file small enough."""
+QUALITY = 40
+"""Of WebP."""
 CAPTION_PX = 34
 STILL_WIDTH_PX = 1000
 STILL_QUALITY = 88
@@ -43,11 +43,8 @@ _DPI = 100
 def main() -> None:
     run = Path(sys.argv[1])
     pictures = list(moving_pictures(run))
-    for quality in QUALITIES:
-        size_bytes = write_webp(pictures, IMAGES / MOVING, quality)
-        if size_bytes <= MOST_BYTES:
-            break
-    print(f"{MOVING}: {len(pictures)} frames, quality {quality}, {size_bytes} bytes")
+    size_bytes = write_webp(pictures, IMAGES / MOVING)
+    print(f"{MOVING}: {len(pictures)} frames, {size_bytes} bytes of at most {MOST_BYTES}")
     still = cv2.imdecode(np.fromfile(run / SIDE_BY_SIDE, np.uint8), cv2.IMREAD_COLOR)
     height_px = round(still.shape[0] * STILL_WIDTH_PX / still.shape[1])
     small = cv2.resize(still, (STILL_WIDTH_PX, height_px), interpolation=cv2.INTER_AREA)
@@ -99,7 +96,7 @@ def caption(words: list[SpokenWord], spoken: int, width_px: int) -> UInt8Array:
     return np.ascontiguousarray(drawn[..., :3])
 
 
-def write_webp(pictures: list[UInt8Array], target: Path, quality: int) -> int:
+def write_webp(pictures: list[UInt8Array], target: Path) -> int:
     """Writes an endless animation; returns its size in bytes. Each picture is whole: what is only
     added to those before leaves traces where something moves.
     """
@@ -110,7 +107,7 @@ def write_webp(pictures: list[UInt8Array], target: Path, quality: int) -> int:
         append_images=others,
         duration=round(1000 / MODEL_FPS),
         loop=0,
-        quality=quality,
+        quality=QUALITY,
         method=6,
         kmin=0,
         kmax=1,

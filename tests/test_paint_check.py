@@ -149,6 +149,27 @@ def test_something_in_front_of_the_nose_is_no_fault() -> None:
         assert len(check.times()) == count
 
 
+def with_nose_of(other: UInt8Array, share: float) -> Change:
+    """Blends the nose and the cheeks beside it with those of another picture."""
+
+    def change(face: UInt8Array) -> UInt8Array:
+        part = np.s_[64:79, 23:105]
+        result = face.copy()
+        result[part] = cv2.addWeighted(face[part], 1 - share, other[part], share, 0)
+        return result
+
+    return change
+
+
+def test_a_nose_that_never_was_the_source_s_is_no_fault() -> None:
+    """As where a model paints a smile away, and then rounds the lips."""
+    other = np.ascontiguousarray(FACE[::-1, ::-1])
+    usual = painted(with_nose_of(other, 0.5))
+    worse = painted(with_nose_of(other, 0.8))
+    assert watched(PaintCheck(), 60, {range(30): usual, range(30, 43): worse}) == []
+    assert watched(PaintCheck(), 60, {range(30, 43): worse})
+
+
 def test_what_lasts_is_usual_at_last() -> None:
     (time,) = watched(PaintCheck(), 700, {range(30, 700): painted(softer(1))})
     assert 2 < time.end_s < 20

@@ -13,7 +13,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop, crop_size_px, mouth_mask, square
 from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.measure.lips import CLOSED_GAP, Curves, gap_of, loudness_of, width_of
+from latentsync_trt.measure.lips import CLOSED_GAP, Curves, gap_of, loudness_of
 from latentsync_trt.measure.syncnet import SyncMeter
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
@@ -51,7 +51,6 @@ def measure_clip(
     """
     levels_db = loudness_of(read_audio_blocks(audio, delay_s=delay_s))
     gaps = list[float]()
-    widths = list[float]()
     detector = MediaPipeDetector()
     main_face = MainFace(detector, _FOLLOWED_PX)
     frames = read_frames(video, Playback(Fraction(MODEL_FPS)))
@@ -59,16 +58,13 @@ def measure_clip(
         tracked = main_face.update(picture)
         mesh = None if tracked is None else detector.mesh(picture, tracked.face)
         gaps.append(math.nan if mesh is None else gap_of(mesh))
-        widths.append(math.nan if mesh is None else width_of(mesh))
         if tracked is not None and meter is not None:
             face = AlignedFace(picture, tracked.matrix, crop_size_px(_FOLLOWED_PX))
             meter.add(Fraction(index, MODEL_FPS), picture, face)
         if on_progress is not None:
             on_progress(Progress("measuring", index + 1, len(levels_db)))
     count = min(len(gaps), len(levels_db))
-    return Curves(
-        np.array(gaps[:count], np.float32), levels_db[:count], np.array(widths[:count], np.float32)
-    )
+    return Curves(np.array(gaps[:count], np.float32), levels_db[:count])
 
 
 def face_views(

@@ -32,8 +32,6 @@ _UPPER_EDGE = [82, 312, 81, 311, 80, 310]
 _LOWER_EDGE = [87, 317, 178, 402, 88, 318]
 _EYES = [33, 263]
 _GAP_POINTS = np.array([*_UPPER_EDGE, *_LOWER_EDGE, *_EYES])
-_WIDTH_POINTS = np.array([61, 291, *_EYES])
-"""The corners of the lips, and of the eyes."""
 
 _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 """Samples in 20 ms: a frame's loudness is that of the halves before and after its time."""
@@ -84,8 +82,6 @@ class Curves:
     """Between the lips, `(n,)`, see `gap_of`; NaN without a face."""
     levels_db: Float32Array
     """How loud the speech is, `(n, 3)`, see `Loudness`."""
-    widths: Float32Array | None = None
-    """Between the corners of the lips, `(n,)`, see `width_of`; None where it was not measured."""
 
     def __len__(self) -> int:
         return len(self.gaps)
@@ -131,14 +127,6 @@ def gap_of(mesh: Float32Array) -> float:
     *lips, left, right = mesh[_GAP_POINTS, :2].tolist()
     count = len(_UPPER_EDGE)
     return fmean(map(math.dist, lips[:count], lips[count:])) / math.dist(left, right)
-
-
-def width_of(mesh: Float32Array) -> float:
-    """Returns the distance between the corners of the lips of a `mesh (468, 2 or 3)`, in distances
-    between the outer corners of the eyes.
-    """
-    first, last, left, right = mesh[_WIDTH_POINTS, :2].tolist()
-    return math.dist(first, last) / math.dist(left, right)
 
 
 @dataclass(frozen=True, slots=True)

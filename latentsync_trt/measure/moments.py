@@ -9,15 +9,14 @@ from latentsync_trt.measure.lips import CLOSED_GAP, SILENCE_DB, Curves
 from latentsync_trt.media.demo_clip import SpokenWord
 from latentsync_trt.types import BoolArray, runs_of_true
 
-_ROUND_SHARE = 0.85
-"""Lips that are apart are round where the mouth is narrower than this share of its median."""
 _APART_FRAMES = 3
 """Two moments that are nearer show the same."""
 
 
 def speaking_moments(curves: Curves, words: Sequence[SpokenWord]) -> dict[int, str]:
     """Returns labels by frame: where the mouth is widest, round, shut in speech, and silent, as
-    far as the clip has such frames; with the word that is spoken then, if `words` tell.
+    far as the clip has such frames; with the word that is spoken then, if `words` tell. They tell
+    where lips are round, too: FaceMesh finds the corners of round lips as far apart as usual.
     """
     gaps = curves.gaps
     is_open = np.nan_to_num(gaps) >= CLOSED_GAP
@@ -34,12 +33,19 @@ def speaking_moments(curves: Curves, words: Sequence[SpokenWord]) -> dict[int, s
             chosen[int(np.where(free, costs, np.inf).argmin())] = kind
 
     choose("widest", -gaps, is_open)
-    if curves.widths is not None:
-        narrow = curves.widths < _ROUND_SHARE * np.nanmedian(curves.widths)
-        choose("rounded", curves.widths - gaps, is_open & is_loud & narrow)
+    choose("rounded", -gaps, is_open & _rounded(words, len(curves)))
     choose("shut", gaps, is_shut & is_loud & ~curves.silent)
     choose("silent", _from_the_middle(curves.silent), is_shut & curves.silent)
     return {index: _label(chosen[index], index, words) for index in sorted(chosen)}
+
+
+def _rounded(words: Sequence[SpokenWord], frames: int) -> BoolArray:
+    """Returns in which frames, `(n,)`, the lips are as round as they get in a word."""
+    rounded = np.zeros(frames, np.bool_)
+    for word in words:
+        if word.rounded_s is not None:
+            rounded[round(word.rounded_s * MODEL_FPS)] = True
+    return rounded
 
 
 def _from_the_middle(silent: BoolArray) -> np.ndarray:

@@ -2,6 +2,7 @@
 faces of its track before.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +27,10 @@ _NOSE_SHARPNESS_DROP = 0.2
 _JUMP_PX = 0.6
 _COLOR_CHANGE = 4.0
 """A face that is worse by more than what is usual in its track does not fit, unless that varies."""
+_LEAST_USUAL_LIKENESS = 0.5
+"""A nose that is usually less like the source's belongs to another expression, as where a smile is
+painted away: there, a drop is no fault.
+"""
 _DEVIATIONS = 4.0
 """A face may be worse by so many mean deviations from what is usual, where that is more."""
 
@@ -107,8 +112,11 @@ class _TrackCheck:
         ]
         if is_free:
             nose = figures.nose
+            nose_drop = _NOSE_LIKENESS_DROP
+            if self._nose_likeness.mean < _LEAST_USUAL_LIKENESS:
+                nose_drop = math.inf
             checks += [
-                ("smeared", self._nose_likeness, nose.likeness, _NOSE_LIKENESS_DROP),
+                ("smeared", self._nose_likeness, nose.likeness, nose_drop),
                 ("blurred", self._nose_sharpness, nose.sharpness, _NOSE_SHARPNESS_DROP),
                 ("color off", self._color_match, -change, _COLOR_CHANGE),
             ]

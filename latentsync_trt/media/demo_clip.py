@@ -20,7 +20,7 @@ from latentsync_trt.types import Float64Array, UInt8Array
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
 WORDS_FILE = ASSETS / "words.csv"
-"""When each word of the built-in speech begins."""
+"""When each word of the built-in speech begins, and when its lips are round."""
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
 _FACE_PX = (224.0, 125.0)
@@ -78,6 +78,8 @@ class SpokenWord:
     text: str
     start_s: float
     end_s: float
+    rounded_s: float | None = None
+    """When the lips are roundest; None if they are not round in this word."""
 
 
 def spoken_words(audio: Path) -> list[SpokenWord]:
@@ -86,8 +88,9 @@ def spoken_words(audio: Path) -> list[SpokenWord]:
         return []
     rows = [line.split(",") for line in WORDS_FILE.read_text("utf-8").splitlines()[1:]]
     words = list[SpokenWord]()
-    for (start, text), (end, _) in pairwise(rows):
-        words.append(SpokenWord(text, float(start), float(end)))
+    for (start, text, rounded), (end, *_) in pairwise(rows):
+        rounded_s = float(rounded) if rounded else None
+        words.append(SpokenWord(text, float(start), float(end), rounded_s))
     return words
 
 
