@@ -129,9 +129,11 @@ def mouth_of(landmarks: Float32Array | None) -> tuple[float, ...]:
 
     left_eye = middle(_LEFT_EYE)
     right_eye = middle(_RIGHT_EYE)
-    axes = np.column_stack([right_eye - left_eye, middle(_BELOW_FOREHEAD) - middle(_FOREHEAD)])
+    between_eyes = (left_eye + right_eye) / 2
+    down_face = middle(_BELOW_FOREHEAD) - middle(_FOREHEAD)
+    axes = np.column_stack([right_eye - left_eye, down_face])
     moving = landmarks[[_LEFT_CORNER, _RIGHT_CORNER, _UPPER_LIP_MIDDLE, _CHIN]]
-    across, down = np.linalg.solve(axes, (moving - (left_eye + right_eye) / 2).T)
+    across, down = np.linalg.solve(axes, (moving - between_eyes).T)
     return *across[:2].tolist(), *down[2:].tolist()
 
 
@@ -278,6 +280,7 @@ def _lasting(speaks: BoolArray) -> list[tuple[int, int]]:
     """Returns the runs of True of at least `_LEAST_TURN_S`, after pauses of less were filled."""
     least = round(_LEAST_TURN_S * MODEL_FPS)
     filled = speaks.copy()
-    for (_, end), (start, _) in pairwise(runs_of_true(speaks)):
-        filled[end:start] = start - end < least
+    for (_, stop), (start, _) in pairwise(runs_of_true(speaks)):
+        if start - stop < least:
+            filled[stop:start] = True
     return [(start, end) for start, end in runs_of_true(filled) if end - start >= least]

@@ -148,15 +148,20 @@ def cut(
 
 
 def inverse(matrix: Float64Array) -> Float64Array:
-    """Returns the inverse `(2, 3)` float64 of the affine `matrix (2, 3)`."""
+    """Returns the inverse `(2, 3)` float64 of the affine `matrix (2, 3)`, zeros if it has none."""
     (a, b, x), (c, d, y) = matrix.tolist()
-    size = a * d - b * c
-    return np.array([[d, -b, b * y - d * x], [-c, a, c * x - a * y]]) / (size or np.inf)
+    x_row = [d, -b, b * y - d * x]
+    y_row = [-c, a, c * x - a * y]
+    determinant = a * d - b * c
+    return np.array([x_row, y_row]) / (determinant or np.inf)
 
 
 def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
     """Returns `matrix (2, 3)` for the part of the frame that starts at (`left_px`, `top_px`)."""
-    return np.array([[a, b, a * left_px + b * top_px + start] for a, b, start in matrix.tolist()])
+    along_x, along_y, start = matrix.T
+    moved = matrix.copy()
+    moved[:, 2] = along_x * left_px + along_y * top_px + start
+    return moved
 
 
 def steps(matrix: Float64Array) -> tuple[float, float]:
@@ -177,10 +182,15 @@ def transformed_face(face: Face, matrix: Float64Array) -> Face:
     """Returns a face moved by the affine `matrix (2, 3)`; its box is around the moved corners of
     the old one.
     """
-    corners = transformed(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
-    box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
-    landmarks = None if face.landmarks is None else transformed(face.landmarks, matrix)
-    return Face(box, transformed(face.points, matrix), face.score, landmarks)
+    left, top, right, bottom = face.box
+    corners = np.array([(left, top), (right, top), (left, bottom), (right, bottom)])
+    moved = transformed(corners, matrix)
+    box = np.concatenate([moved.min(axis=0), moved.max(axis=0)])
+    points = transformed(face.points, matrix)
+    landmarks = None
+    if face.landmarks is not None:
+        landmarks = transformed(face.landmarks, matrix)
+    return Face(box, points, face.score, landmarks)
 
 
 def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
@@ -196,13 +206,10 @@ def scaled_matrix(matrix: Float64Array, x_scale: float, y_scale: float) -> Float
     """Returns the affine `matrix (2, 3)` for pixels that are so many times as many along x and y;
     their centers lie half a pixel from the edge.
     """
-    x_row, y_row = matrix.tolist()
-    return np.array([_scaled_row(x_row, x_scale), _scaled_row(y_row, y_scale)])
-
-
-def _scaled_row(row: Sequence[float], scale: float) -> list[float]:
-    x, y, start = row
-    return [x * scale, y * scale, start * scale + (scale - 1) / 2]
+    scales = np.array([[x_scale], [y_scale]])
+    scaled = matrix * scales
+    scaled[:, 2:] += (scales - 1) / 2
+    return scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +248,13 @@ def frame_rectangle(
 def _extent(row: Sequence[float], size_px: tuple[int, int], length_px: int) -> tuple[int, int]:
     """Returns start and end of a crop along one axis of a frame with this length."""
     along, across, start = row
-    # To the centers of the crop's corner pixels.
+    # From the center of the crop's first pixel to those of its other corners.
     x = along * (size_px[0] - 1)
     y = across * (size_px[1] - 1)
-    first = floor(start + (min(0.0, x) + min(0.0, y))) - _SAMPLE_MARGIN_PX
-    end = ceil(start + (max(0.0, x) + max(0.0, y))) + 1 + _SAMPLE_MARGIN_PX
+    least = start + (min(0.0, x) + min(0.0, y))
+    most = start + (max(0.0, x) + max(0.0, y))
+    first = floor(least) - _SAMPLE_MARGIN_PX
+    end = ceil(most) + 1 + _SAMPLE_MARGIN_PX
     return min(max(first, 0), length_px), min(max(end, 0), length_px)
 
 
@@ -272,7 +281,9 @@ def _square_width_px(picture: Picture, aspect: Fraction) -> int:
 
 def composed(first: Float64Array, then: Float64Array) -> Float64Array:
     """Returns the affine `(2, 3)` that does what `first` and `then` do, one after the other."""
-    return np.column_stack([then[:, :2] @ first[:, :2], then[:, :2] @ first[:, 2] + then[:, 2]])
+    linear = then[:, :2]
+    shift = linear @ first[:, 2] + then[:, 2]
+    return np.column_stack([linear @ first[:, :2], shift])
 
 
 @lru_cache(maxsize=8)

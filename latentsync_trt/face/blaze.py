@@ -41,11 +41,11 @@ def decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Flo
     best_first = np.argsort(-probabilities, kind="stable")
     likely = best_first[probabilities[best_first] >= model.least_score]
     points = boxes[likely].reshape(-1, 2 + model.points, 2) / np.float32(model.side_px)
-    half = points[:, 1] / 2
+    half_size = points[:, 1] / 2
     points[:, 1] = points[:, 0]
     points += _anchors(model)[likely, None]
-    points[:, 0] -= half
-    points[:, 1] += half
+    points[:, 0] -= half_size
+    points[:, 1] += half_size
     return _merged_candidates(probabilities[likely], points)
 
 
@@ -58,7 +58,8 @@ def _anchors(model: BlazeModel) -> Float32Array:
     for stride, count in model.grids:
         side = model.side_px // stride
         y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
-        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
+        centers = np.column_stack([x.ravel(), y.ravel()])
+        grids.append(np.repeat(centers, count, axis=0))
     return np.concatenate(grids).astype(np.float32)
 
 
@@ -73,6 +74,7 @@ def _merged_candidates(scores: Float32Array, seen: Float32Array) -> Float32Array
         same = np.array([iou(boxes[left[0]], box) > _SAME_BOX_IOU for box in boxes[left]])
         same[0] = True
         group = left[same]
-        means.append(np.tensordot(scores[group] / scores[group].sum(), seen[group], 1))
+        weights = scores[group] / scores[group].sum()
+        means.append(np.tensordot(weights, seen[group], 1))
         left = left[~same]
     return np.array(means, np.float32).reshape(-1, *seen.shape[1:])

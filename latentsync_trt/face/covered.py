@@ -89,8 +89,9 @@ def covered_face(
         motion = np.eye(2, 3)
 
     source = cut(picture, from_frame, (_FACE_VIEW_PX, _FACE_VIEW_PX), outside=0)
+    before_to_frame = inverse(before.from_frame)
     for _ in range(_CORRECTIONS):
-        view_to_view = composed(composed(inverse(before.from_frame), motion), from_frame)
+        view_to_view = composed(composed(before_to_frame, motion), from_frame)
         view = np.where(is_covered[..., None], _into_view(before.view, view_to_view), source)
         region = Region.around(face_of(transformed(mesh, from_frame), 0))
         result = mesher.mesh_in(view, region)
@@ -112,7 +113,8 @@ def _seen_share(is_covered: BoolArray, mesh: Float32Array) -> float:
     """Returns the part of the box around a mesh, in pixels of the view, that is not covered."""
     left, top = np.maximum(mesh.min(axis=0), 0).astype(int)
     right, bottom = np.ceil(mesh.max(axis=0)).astype(int)
-    return 1 - float(is_covered[top:bottom, left:right].mean())
+    box = is_covered[top:bottom, left:right]
+    return 1 - float(box.mean())
 
 
 def _motion(before: Float32Array, after: Float32Array) -> Float64Array:

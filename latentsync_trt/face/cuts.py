@@ -224,7 +224,9 @@ def shape_change(before: Complex128Array | None, now: Complex128Array | None) ->
     """Returns the root-mean-square distance of two shapes after the best similarity transform, 0 to
     1; 1 if one is unknown.
     """
-    if before is None or now is None or before.shape != now.shape:
+    if before is None or now is None:
+        return 1.0
+    if before.shape != now.shape:
         return 1.0
     likeness = abs(complex((before.conj() * now).mean()))
     return max(0.0, 1.0 - likeness**2) ** 0.5
@@ -239,5 +241,5 @@ def _is_another(before: Surroundings, now: Surroundings, factor: float = 1.0) ->
 def _averaged(samples: UInt8Array) -> Float32Array:
     """Returns the means of all cells, less the mean of these: `(256,)`."""
     grid = samples.reshape(_CELLS, _SAMPLES_PER_CELL, _CELLS, _SAMPLES_PER_CELL)
-    means = grid.sum(axis=(1, 3), dtype=np.float32).ravel() / np.float32(_SAMPLES_PER_CELL**2)
-    return np.asarray(means - means.sum() / np.float32(means.size), np.float32)
+    means = grid.mean(axis=(1, 3), dtype=np.float32).ravel()
+    return means - means.mean()

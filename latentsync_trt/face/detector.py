@@ -165,10 +165,11 @@ class MediaPipeDetector:
         """Returns faces as `decoded` does, in pixels of the frame."""
         square, corner = _letterboxed(frame, model.side_px)
         channels_first = np.ascontiguousarray(square.transpose(2, 0, 1)[None])
-        image = channels_first / np.float32(127.5) - np.float32(1)
+        image = channels_first / 127.5 - 1
         boxes, scores = self._graphs[model.name].run({"image": image})
         faces = decoded(model, boxes[0], scores[0, :, 0])
-        return (faces - corner / model.side_px) * max(frame.shape[:2])
+        longest_px = max(frame.shape[:2])
+        return (faces - corner / model.side_px) * longest_px
 
 
 def _letterboxed(frame: UInt8Array, side_px: int) -> tuple[Float32Array, Float32Array]:

@@ -91,9 +91,11 @@ class Region:
         """Returns the region of a face with `box (4,)`, rotated so that the line from `left` to
         `right (2,)` is level.
         """
-        angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
-        side = float(max(box[2] - box[0], box[3] - box[1])) * REGION_SCALE
-        return cls(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+        run, rise = right - left
+        width, height = box[2:] - box[:2]
+        x, y = ((box[:2] + box[2:]) / 2).tolist()
+        side = float(max(width, height)) * REGION_SCALE
+        return cls(x, y, side, float(np.arctan2(rise, run)))
 
     @classmethod
     def around(cls, face: Face) -> Self:
@@ -122,9 +124,9 @@ class Region:
         """Returns rows and columns of a frame that `cut` reads; they may reach beyond its right and
         lower edges.
         """
-        # To the corners, and to the neighbors of bilinear samples.
         to_corner = self.side_px / 2 * (abs(cos(self.angle)) + abs(sin(self.angle)))
-        reach = to_corner + 2 * max(self.side_px // MESH_SIDE_PX, 1) + 1
+        sample_px = max(self.side_px // MESH_SIDE_PX, 1)
+        reach = to_corner + 2 * sample_px + 1  # also the neighbors of bilinear samples
         top = max(self.y_px - reach, 0)
         bottom = max(self.y_px + reach, 0)
         left = max(self.x_px - reach, 0)
@@ -215,7 +217,9 @@ def is_usable(face: Face, *, turned: bool = False) -> bool:
     width, height = box_size(face).tolist()
     if width < LEAST_WIDTH_PX or height < LEAST_HEIGHT_PX:
         return False
-    if not _LEAST_ASPECT <= width / height <= _MOST_ASPECT or not np.isfinite(face.points).all():
+    if not _LEAST_ASPECT <= width / height <= _MOST_ASPECT:
+        return False
+    if not np.isfinite(face.points).all():
         return False
     return (abs(roll_deg(face)) > _MOST_ROLL_DEG) is turned
 
@@ -238,9 +242,11 @@ def turned_aside(points: Float32Array | Float64Array) -> Float64Array:
     """
     left, right, nose = np.moveaxis(points.astype(np.float64), -2, 0)
     across = right - left
-    along = ((nose - (left + right) / 2) * across).sum(axis=-1)
+    to_nose = nose - (left + right) / 2
+    along = (to_nose * across).sum(axis=-1)
     squared_width = (across * across).sum(axis=-1)
-    return np.asarray(np.abs(along) / np.maximum(squared_width, np.finfo(np.float32).tiny))
+    least = np.finfo(np.float32).tiny
+    return np.asarray(np.abs(along) / np.maximum(squared_width, least))
 
 
 def checked_faces(faces: object, detector: object) -> list[Face]:

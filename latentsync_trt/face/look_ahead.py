@@ -37,7 +37,8 @@ class _WaitingFrame:
         elsewhere here.
         """
         face = self.faces.pop(later.track_id, None)
-        if face is not None and all(other.person != later.person for other in self.faces.values()):
+        people = {other.person for other in self.faces.values()}
+        if face is not None and later.person not in people:
             self.faces[face.track_id] = replace(later, face=face.face)
 
 

@@ -3,7 +3,7 @@ faces.
 """
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -82,15 +82,17 @@ def summaries(tracks: Tracks) -> list[PersonSummary]:
 
 def _summary(tracks: Tracks, number: int) -> PersonSummary:
     spans = [span for span in tracks.spans if span.person == number]
-    times_s = tuple((float(span.rows[0, 0]), float(span.rows[-1, 0])) for span in spans)
+    times_s = tuple((span.start_s, span.end_s) for span in spans)
     seen_s = sum(end_s - start_s for start_s, end_s in times_s)
-    rows = np.concatenate([span.rows for span in spans])
+    covered_s = 0.0
     covered = [span.covered for span in spans if span.covered is not None]
-    covered_share = float((np.concatenate(covered) >= LEAST_COVERED).mean()) if covered else 0.0
+    if covered:
+        is_covered = np.concatenate(covered) >= LEAST_COVERED
+        covered_s = float(is_covered.mean()) * seen_s
+    rows = np.concatenate([span.rows for span in spans])
     height_px = round(float(np.median(rows[:, 4] - rows[:, 2])))
-    points = rows[:, 5:].reshape(-1, 3, 2)
-    frontal = float((turned_aside(points) < _FRONTAL_TURN).mean())
-    covered_s = covered_share * seen_s
+    is_frontal = turned_aside(rows[:, 5:].reshape(-1, 3, 2)) < _FRONTAL_TURN
+    frontal = float(is_frontal.mean())
     speaks = tracks.turns_of(number)
     return PersonSummary(number, times_s, seen_s, height_px, frontal, covered_s, speaks)
 
@@ -150,18 +152,19 @@ class PeopleCollector:
         but of those hardly seen.
         """
         spans = self._spans()
-        seen_s: dict[int, float] = {}
+        seen_s = defaultdict[int, float](float)
         for span in spans:
-            lasts_s = float(span.rows[-1, 0] - span.rows[0, 0])
-            seen_s[span.person] = seen_s.get(span.person, 0.0) + lasts_s
+            seen_s[span.person] += span.end_s - span.start_s
         least_s = min(_LEAST_SEEN_S, max(seen_s.values()))
         lasting = [person for person in seen_s if seen_s[person] >= least_s]
-        numbers = {person: number for number, person in enumerate(lasting)}
-        lasting_spans = [
-            replace(span, person=numbers[span.person]) for span in spans if span.person in numbers
-        ]
-        portraits = {number: self._portraits[person] for person, number in numbers.items()}
-        return Tracks(clip, tuple(self._shots_s.values()), tuple(lasting_spans)), portraits
+        portraits = {number: self._portraits[person] for number, person in enumerate(lasting)}
+        lasting_spans = []
+        for span in spans:
+            if span.person in lasting:
+                numbered = replace(span, person=lasting.index(span.person))
+                lasting_spans.append(numbered)
+        shots_s = tuple(self._shots_s.values())
+        return Tracks(clip, shots_s, tuple(lasting_spans)), portraits
 
     def _spans(self) -> list[FaceSpan]:
         """Returns all tracks by their first time; no person is at two places, even where a face was
@@ -169,14 +172,15 @@ class PeopleCollector:
         """
         ends_s: dict[int, float] = {}
         spans = []
-        for track_id in sorted(self._rows, key=lambda track_id: self._rows[track_id][0]):
+        for track_id, values in sorted(self._rows.items(), key=lambda track: track[1][0]):
             person = self._people[track_id]
-            rows = np.array(self._rows[track_id]).reshape(-1, COLUMNS + MOUTH_VALUES + 1)
+            rows = np.array(values).reshape(-1, COLUMNS + MOUTH_VALUES + 1)
             rows = rows[rows[:, 0] > ends_s.get(person, -np.inf)]
             if len(rows):
-                ends_s[person] = float(rows[-1, 0])
                 mouth = rows[:, COLUMNS:-1]
-                spans.append(FaceSpan(person, rows[:, :COLUMNS], mouth, rows[:, -1]))
+                span = FaceSpan(person, rows[:, :COLUMNS], mouth, rows[:, -1])
+                ends_s[person] = span.end_s
+                spans.append(span)
         return spans
 
 
@@ -188,8 +192,7 @@ def _portrait(picture: Picture, face: Face) -> UInt8Array:
     columns = slice(max(0, int(left)), int(left + side))
     part = np.asarray(picture[rows, columns])
     scale = PORTRAIT_PX / side
-    width = max(1, round(part.shape[1] * scale))
-    height = max(1, round(part.shape[0] * scale))
+    height, width = (max(1, round(length * scale)) for length in part.shape[:2])
     interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
     small = cv2.resize(part, (width, height), interpolation=interpolation)
     canvas = np.full((PORTRAIT_PX, PORTRAIT_PX, 3), 255, np.uint8)

@@ -85,6 +85,16 @@ class FaceSpan:
     is not saved: `(n,)`.
     """
 
+    @property
+    def start_s(self) -> float:
+        """The time of the first frame."""
+        return float(self.rows[0, 0])
+
+    @property
+    def end_s(self) -> float:
+        """The time of the last frame."""
+        return float(self.rows[-1, 0])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
@@ -122,15 +132,17 @@ class Tracks:
                 values = span.rows[row].astype(np.float32)
                 face = Face(values[1:5], values[5:].reshape(3, 2))
                 faces.append(TrackedDetection(number, span.person, face))
-        return FrameFaces(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
+        shot = bisect_left(self.shots_s, latest_s) - 1
+        return FrameFaces(shot, tuple(faces))
 
     def check_clip(self, clip: ClipMark, path: Path) -> None:
         """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do
         not count.
         """
         mark = self.clip
-        same_name = replace(clip, name=mark.name, frames=mark.frames, duration_s=mark.duration_s)
-        if same_name != mark or abs(mark.duration_s - clip.duration_s) > _SAME_DURATION_S:
+        expected = replace(clip, name=mark.name, frames=mark.frames, duration_s=mark.duration_s)
+        is_as_long = abs(mark.duration_s - clip.duration_s) <= _SAME_DURATION_S
+        if expected != mark or not is_as_long:
             raise InputError(f"{path}: has the tracks of {mark}, but the video is {clip}")
 
 
@@ -223,13 +235,12 @@ def _spans(file: _FileFields) -> tuple[FaceSpan, ...]:
             spans.append(FaceSpan(person.person, rows))
     if not spans:
         raise ValueError("people: nobody is left")
-    spans.sort(key=lambda span: float(span.rows[0, 0]))
+    spans.sort(key=attrgetter("start_s"))
     ends_s: dict[int, float] = {}
     for span in spans:
-        start_s = float(span.rows[0, 0])
-        if start_s <= ends_s.get(span.person, -np.inf):
-            raise ValueError(f"person {span.person} is at two places after {start_s:.2f} s")
-        ends_s[span.person] = float(span.rows[-1, 0])
+        if span.start_s <= ends_s.get(span.person, -np.inf):
+            raise ValueError(f"person {span.person} is at two places after {span.start_s:.2f} s")
+        ends_s[span.person] = span.end_s
     return tuple(spans)
 
 
