@@ -132,7 +132,9 @@ def _joint(overlap: range, pauses: Iterable[range]) -> int:
     """Returns the middle of the longest pause in an overlap, else the middle of the overlap."""
     longest = range(0)
     for pause in pauses:
-        within = range(max(pause.start, overlap.start), min(pause.stop, overlap.stop))
+        start = max(pause.start, overlap.start)
+        end = min(pause.stop, overlap.stop)
+        within = range(start, end)
         if len(within) > len(longest):
             longest = within
     chosen = longest or overlap
@@ -260,7 +262,8 @@ def encode_audio(
     with closing(SpeechStream(open_pieces, encode_mel, filters, plan)) as stream:
         features = np.concatenate(list(stream.encoded), dtype=np.float32)
     frames = np.arange(ceil(stream.duration_s * MODEL_FPS))
-    attended = features[attended_positions(FEATURES_PER_FRAME * frames, len(features))]
+    positions = attended_positions(FEATURES_PER_FRAME * frames, len(features))
+    attended = features[positions]
     windows = attended.reshape(len(frames), -1, features.shape[2])
     return AudioFeatures(features, windows, stream.duration_s)
 
@@ -290,7 +293,9 @@ def _encode_segments(
                 break
             held = np.concatenate([held, block], axis=1)
         mel = held[:, :SEGMENT_FRAMES]
-        padded = np.pad(mel, ((0, 0), (0, SEGMENT_FRAMES - mel.shape[1])))
-        features = encode_mel(padded[None])[0]
-        used = segment.used
-        yield features[used.start - segment.start : used.stop - segment.start]
+        padded = np.zeros((1, MEL_BANDS, SEGMENT_FRAMES), np.float32)
+        padded[0, :, : mel.shape[1]] = mel
+        features = encode_mel(padded)[0]
+        begin = segment.used.start - segment.start
+        end = segment.used.stop - segment.start
+        yield features[begin:end]

@@ -116,7 +116,8 @@ def log_power_blocks(
         held = np.pad(held, (0, max(FFT - samples, 0)))
         before = 0 if frames else HALF_FFT
         held = np.pad(held, (before, HALF_FFT), "reflect")
-        yield from _log_powers(held, max(samples, FFT) // HOP - frames, filters)
+        count = max(samples, FFT) // HOP - frames
+        yield from _log_powers(held, count, filters)
 
 
 def _log_powers(
@@ -125,7 +126,8 @@ def _log_powers(
     """Yields the log powers of the first windows in `samples`, as many as `frames`, in blocks."""
     for start in range(0, frames, _BLOCK_FRAMES):
         end = min(start + _BLOCK_FRAMES, frames)
-        yield log_power(samples[start * HOP : (end - 1) * HOP + FFT], filters)
+        block = samples[start * HOP : (end - 1) * HOP + FFT]
+        yield log_power(block, filters)
 
 
 def log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
@@ -151,13 +153,17 @@ def cepstra_of(blocks: Iterable[Float32Array]) -> Float32Array:
     cepstra = [np.zeros((0, _CEPSTRA), np.float32)]
     held = np.zeros(1)
     for block in blocks:
-        held = np.append(held, np.clip(np.rint(block * 32768.0), -32768, 32767))
+        levels = np.rint(block * 32768.0).clip(-32768, 32767)
+        held = np.append(held, levels)
         if len(held) > _CEPSTRA_WINDOW:
             emphasized = held[1:] - _PREEMPHASIS * held[:-1]
             windows = sliding_window_view(emphasized, _CEPSTRA_WINDOW)[::_CEPSTRA_HOP]
-            power = np.abs(np.fft.rfft(windows, _CEPSTRA_FFT)) ** 2 / _CEPSTRA_FFT
-            rows = np.log(np.maximum(power @ filters, _CEPSTRA_FLOOR)) @ transform
-            rows[:, 0] = np.log(np.maximum(power.sum(axis=1), _CEPSTRA_FLOOR))
+            spectra = np.fft.rfft(windows, _CEPSTRA_FFT)
+            power = np.abs(spectra) ** 2 / _CEPSTRA_FFT
+            bands = np.maximum(power @ filters, _CEPSTRA_FLOOR)
+            energy = np.maximum(power.sum(axis=1), _CEPSTRA_FLOOR)
+            rows = np.log(bands) @ transform
+            rows[:, 0] = np.log(energy)
             cepstra.append(rows.astype(np.float32))
             held = held[len(windows) * _CEPSTRA_HOP :]
     return np.concatenate(cepstra)
@@ -167,10 +173,13 @@ def _cepstra_filters() -> Float64Array:
     """Returns triangular mel filters, `(257, 26)`."""
     highest = 2595 * np.log10(1 + SAMPLE_RATE_HZ / 2 / 700)
     mels = np.linspace(0, highest, _CEPSTRA_FILTERS + 2)
-    edges = np.floor((_CEPSTRA_FFT + 1) * 700 * (10 ** (mels / 2595) - 1) / SAMPLE_RATE_HZ)
+    ratios = 10 ** (mels / 2595) - 1  # of their frequency to 700 Hz
+    edges = np.floor((_CEPSTRA_FFT + 1) * 700 * ratios / SAMPLE_RATE_HZ)
     bins = np.arange(_CEPSTRA_FFT // 2 + 1)
-    triples = sliding_window_view(edges, 3)
-    return np.stack([np.interp(bins, triple, (0, 1, 0)) for triple in triples], axis=1)
+    filters = []
+    for left, middle, right in sliding_window_view(edges, 3):
+        filters.append(np.interp(bins, (left, middle, right), (0, 1, 0)))
+    return np.stack(filters, axis=1)
 
 
 def _cepstra_transform() -> Float64Array:
@@ -178,6 +187,7 @@ def _cepstra_transform() -> Float64Array:
     order = np.arange(_CEPSTRA)
     bands = np.arange(_CEPSTRA_FILTERS)[:, None] + 0.5
     cosines = np.cos(np.pi / _CEPSTRA_FILTERS * bands * order)
-    scale = np.where(order == 0, 1, np.sqrt(2)) / np.sqrt(_CEPSTRA_FILTERS)
+    scale = np.full(_CEPSTRA, np.sqrt(2)) / np.sqrt(_CEPSTRA_FILTERS)
+    scale[0] = 1 / np.sqrt(_CEPSTRA_FILTERS)
     lifter = 1 + _LIFTER / 2 * np.sin(np.pi * order / _LIFTER)
     return cosines * scale * lifter

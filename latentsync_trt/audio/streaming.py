@@ -109,12 +109,12 @@ class StreamingAudioEncoder:
             ahead: samples that follow, any number.
         """
         gap = at - (self._first + self._held)
-        if gap < 0 or gap > _GAP or not self._held or (gap and self._held > _LONG):
+        ends_in_gap = gap > 0 and self._held > _LONG
+        if ends_in_gap or not 0 <= gap <= _GAP or not self._held:
             self._begin(at, self._samples[:0])
             gap = 0
-        self._samples = np.concatenate(
-            [self._samples, np.zeros(gap * FRAME_SAMPLES, np.float32), heard]
-        )
+        silence = np.zeros(gap * FRAME_SAMPLES, np.float32)
+        self._samples = np.concatenate([self._samples, silence, heard])
         self._make_room(at)
         features = self._features(ahead)
         end = at + len(heard) // FRAME_SAMPLES
@@ -132,21 +132,23 @@ class StreamingAudioEncoder:
     def _features(self, ahead: Float32Array) -> Float32Array:
         """Returns the features of the segment so far and of what follows, float32 `(T, L, D)`."""
         mel = self._spectrogram(np.concatenate([self._samples, ahead[:AHEAD]]))
-        self._mel = mel[:, : (len(self._samples) - HALF_FFT) // HOP + 1]
-        reflected = min(_REFLECTED, mel.shape[1] - 1)
+        length = mel.shape[1]
+        final = (len(self._samples) - HALF_FFT) // HOP + 1  # others depend on what follows
+        self._mel = mel[:, :final]
+        reflected = min(_REFLECTED, length - 1)
         continued = np.pad(mel, ((0, 0), (0, reflected)), "reflect")[:, :SEGMENT_FRAMES]
-        missing = SEGMENT_FRAMES - continued.shape[1]
-        padded = np.pad(scaled(continued, self._peak), ((0, 0), (0, missing)))
-        count = mel.shape[1] * FEATURES_PER_S // MEL_FRAMES_PER_S
-        return self._encode_mel(padded[None])[0][:count]
+        padded = np.zeros((1, MEL_BANDS, SEGMENT_FRAMES), np.float32)
+        padded[0, :, : continued.shape[1]] = scaled(continued, self._peak)
+        features = self._encode_mel(padded)[0]
+        return features[: length * FEATURES_PER_S // MEL_FRAMES_PER_S]
 
     def _spectrogram(self, samples: Float32Array) -> Float32Array:
         """Returns the log power of a segment's samples, of which the first frames are there
         already.
         """
         start = self._mel.shape[1]
-        padded = np.pad(samples, (HALF_FFT, 0), "reflect")[start * HOP :]
-        new = log_power(padded, self._filters)
+        padded = np.pad(samples, (HALF_FFT, 0), "reflect")
+        new = log_power(padded[start * HOP :], self._filters)
         self._peak = max(self._peak, float(new.max()))
         return np.concatenate([self._mel, new], axis=1)[:, :SEGMENT_FRAMES]
 
@@ -154,7 +156,8 @@ class StreamingAudioEncoder:
         """Begins a new segment in the pause before frame `at`, or in the quietest one if this one
         is full.
         """
-        powers = np.square(self._samples.reshape(-1, FRAME_SAMPLES), dtype=np.float64).mean(axis=1)
+        by_frame = self._samples.reshape(-1, FRAME_SAMPLES)
+        powers = np.square(by_frame, dtype=np.float64).mean(axis=1)
         self._loudest = max(self._loudest, float(powers.max()))
         before = at - self._first
         quiet = self._loudest * 10 ** (PAUSE_DB / 10)
@@ -162,8 +165,9 @@ class StreamingAudioEncoder:
             cut = before - _PAUSE
         elif self._held > _MOST:
             start = self._held - 2 * _LEAST_KEPT
-            sums = np.convolve(powers[: self._held - _LEAST_KEPT], np.ones(_PAUSE), "valid")
-            cut = start + int(sums[start:].argmin())
+            end = self._held - _LEAST_KEPT
+            sums = np.convolve(powers[start:end], np.ones(_PAUSE), "valid")
+            cut = start + int(sums.argmin())
         else:
             cut = 0
         if cut:

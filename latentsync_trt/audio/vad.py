@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
@@ -152,7 +153,8 @@ def find_speech(open_blocks: Callable[[], Iterable[Float32Array]]) -> Speech:
     gains = np.repeat(_gains(parts), _PART)[: len(levels)]
     spans_s = speech_spans(_chances(open_blocks(), gains))
     times_s = np.arange(len(levels), dtype=np.float64) * STEP_S
-    is_spoken = _levels_of_parts(within(times_s, spans_s).astype(np.float64)) > 0
+    spoken = within(times_s, spans_s).astype(np.float64)
+    is_spoken = _levels_of_parts(spoken) > 0
     is_loud = ~is_spoken
     if is_spoken.any():
         is_loud &= parts > np.median(parts[is_spoken]) / 2
@@ -169,8 +171,9 @@ def _levels_of_parts(levels: Float64Array) -> Float64Array:
 def _gains(parts: Float64Array) -> Float64Array:
     """Returns the gains for parts of a recording, from the levels of all, `(n,)`."""
     padded = np.pad(parts, (_PARTS_AROUND // 2, _PARTS_AROUND))
-    around = np.lib.stride_tricks.sliding_window_view(padded, _PARTS_AROUND)[: len(parts)]
-    local = np.partition(around, -_RANK, axis=1)[:, -_RANK].clip(_FAINTEST)
+    around = sliding_window_view(padded, _PARTS_AROUND)[: len(parts)]
+    ranked = np.sort(around, axis=1)[:, -_RANK]
+    local = ranked.clip(_FAINTEST)
     # A single word, like a cough, counts with a third of its level.
     loudest = max(local.max(initial=_FAINTEST), parts.max(initial=0) / 3)
     return np.maximum(_USUAL / loudest, _SOFT / local)
@@ -212,10 +215,12 @@ class VoiceActivity:
         if gains is None:
             gains = np.array([self._live_gain(level) for level in levels.tolist()])
         gains = np.minimum(gains, _LOUD / levels)
-        steps = (steps * gains[:, None]).clip(-1, 1).astype(np.float32)
-        before = np.concatenate([self._context[None], steps[:-1, -_CONTEXT:]])
-        self._context = steps[-1, -_CONTEXT:].copy()
-        inputs = {"input": np.hstack([before, steps]), "h": self._hidden, "c": self._cell}
+        louder = steps * gains[:, None]
+        steps = louder.clip(-1, 1).astype(np.float32)
+        ends = np.vstack([self._context, steps[:, -_CONTEXT:]])
+        self._context = ends[-1].copy()
+        with_context = np.hstack([ends[:-1], steps])
+        inputs = {"input": with_context, "h": self._hidden, "c": self._cell}
         chances, self._hidden, self._cell = self._session.run(inputs)
         return np.asarray(chances, np.float32)
 
