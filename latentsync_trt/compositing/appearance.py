@@ -210,7 +210,8 @@ class Appearance:
         now = np.median(features[:_HUE_FEATURES, is_far], axis=1)
         learned = np.median(self._mean[:_HUE_FEATURES, is_far], axis=1)
         away = float(np.abs(now - skin).max())
-        return away < _SKIN_SPREAD and away + _SKIN_SPREAD < float(np.abs(learned - skin).max())
+        was_away = float(np.abs(learned - skin).max())
+        return away < _SKIN_SPREAD and away + _SKIN_SPREAD < was_away
 
     def learn(self, face: FaceInSquare, is_free: BoolArray) -> None:
         """Adds a frame; `is_free (128, 128)`: where nothing is in front of the face."""
@@ -230,14 +231,16 @@ class Appearance:
         which they are 0: means of those that come close to a pixel.
         """
         is_inside = self._inside > 0
-        x, y = np.clip(np.rint(face.to_view[is_inside]), 0, SIDE_PX - 1).astype(np.int64).T
+        nearest = np.rint(face.to_view[is_inside]).clip(0, SIDE_PX - 1)
+        x, y = nearest.astype(np.int64).T
         places = y * SIDE_PX + x
         pixels = SIDE_PX * SIDE_PX
         total = np.bincount(places, weights=levels[is_inside], minlength=pixels)
         count = np.bincount(places, minlength=pixels)
-        both = np.stack([total, count], axis=-1).reshape(SIDE_PX, SIDE_PX, 2).astype(np.float32)
-        near = cv2.GaussianBlur(both, (0, 0), _SPLAT_PX)
-        return np.asarray(near[..., 0] / np.maximum(near[..., 1], _LEAST_SPLAT), np.float32)
+        sums = np.stack([total, count], axis=-1).astype(np.float32)
+        near = cv2.GaussianBlur(sums.reshape(SIDE_PX, SIDE_PX, 2), (0, 0), _SPLAT_PX)
+        total, count = np.moveaxis(near, -1, 0)
+        return np.asarray(total / np.maximum(count, _LEAST_SPLAT), np.float32)
 
     def _light(self, features: Float32Array) -> Float32Array:
         """Returns what the light changes in features, in comparison with the mean, `(4, 128, 128)`:
@@ -247,10 +250,10 @@ class Appearance:
         is_seen = (self._inside * self._frames)[places, places] > 0
         planes = _planes()
         sampled = planes[:, places, places][:, is_seen]
-        changes = [
-            (features[index] - self._mean[index])[places, places][is_seen]
-            for index in _LIGHT_FEATURES
-        ]
+        changes = []
+        for index in _LIGHT_FEATURES:
+            change = features[index] - self._mean[index]
+            changes.append(change[places, places][is_seen])
         light = np.zeros_like(features)
         factors = _robust_fit(sampled, np.array(changes)).tolist()
         for index, (constant, slope_x, slope_y) in zip(_LIGHT_FEATURES, factors, strict=True):
@@ -263,9 +266,10 @@ class Appearance:
         """
         red_green, blue_green, _, bright = self._mean + light
         green = bright - (red_green + blue_green) / 3
-        missing = np.maximum(np.stack([green + red_green, green, green + blue_green]) - _WHITE, 0)
-        features[0] += missing[0] - missing[1]
-        features[1] += missing[2] - missing[1]
+        channels = np.stack([green + red_green, green, green + blue_green])
+        red, green, blue = np.maximum(channels - _WHITE, 0)
+        features[0] += red - green
+        features[1] += blue - green
 
     def _inverse_variance(self) -> Float32Array:
         """Returns one over the variance of each feature at each pixel: that of the frames, at least
@@ -337,14 +341,16 @@ def _robust_fit(columns: Float32Array, values: Float32Array) -> Float32Array:
     those far away count less and less.
     """
     errors = values - np.median(values, axis=1, keepdims=True)
-    spread = 1.5 * np.median(np.abs(errors), axis=1, keepdims=True) + _LEAST_LIGHT_SPREAD
+    usual_error = np.median(np.abs(errors), axis=1, keepdims=True)
+    spread = 1.5 * usual_error + _LEAST_LIGHT_SPREAD
     ridge = np.diag([0, 2, 2]).astype(np.float32)
     factors = np.zeros((len(values), len(columns)), np.float32)
     for _ in range(_LIGHT_ROUNDS):
         trust = 1 / (1 + (errors / spread) ** 2) ** 2
         weighted = columns * trust[:, None]
         wanted = np.einsum("mcn,mn->mc", weighted, values)
-        factors = np.linalg.solve(weighted @ columns.T + ridge, wanted[..., None])[..., 0]
+        products = weighted @ columns.T + ridge
+        factors = np.linalg.solve(products, wanted[..., None])[..., 0]
         errors = values - factors @ columns
     return factors
 
@@ -365,7 +371,8 @@ def disk(radius_px: int) -> UInt8Array:
 def _grid() -> Float32Array:
     """Returns places all over the square, row by row, `(n, 2)`."""
     along = np.linspace(0, SIDE_PX - 1, _GRID_SIDE)
-    return np.stack(np.meshgrid(along, along), -1).reshape(-1, 2).astype(np.float32)
+    x, y = np.meshgrid(along, along)
+    return np.column_stack([x.ravel(), y.ravel()]).astype(np.float32)
 
 
 def _dense(values: Float32Array) -> Float32Array:
@@ -384,12 +391,12 @@ def _spline(nodes: Float32Array, places: Float32Array) -> Float32Array:
     from its values at `nodes (n, 2)`.
     """
     count = len(nodes)
-    system = np.zeros((count + 3, count + 3))
-    system[:count, :count] = _bending(nodes, nodes) + _STIFFNESS * np.eye(count)
-    system[:count, count:] = _affine(nodes)
-    system[count:, :count] = system[:count, count:].T
+    bending = _bending(nodes, nodes) + _STIFFNESS * np.eye(count)
+    affine = _affine(nodes)
+    system = np.block([[bending, affine], [affine.T, np.zeros((3, 3))]])
     wanted = np.hstack([_bending(places, nodes), _affine(places)])
-    return np.ascontiguousarray(np.linalg.solve(system, wanted.T)[:count].T, np.float32)
+    factors = np.linalg.solve(system, wanted.T)[:count]
+    return np.ascontiguousarray(factors.T, np.float32)
 
 
 def _affine(places: Float32Array) -> Float64Array:

@@ -16,7 +16,7 @@ import numpy as np
 from latentsync_trt.compositing.outline import OVAL, drawn
 from latentsync_trt.face.align import transformed
 from latentsync_trt.face.blaze import BlazeModel, decoded
-from latentsync_trt.face.geometry import Region
+from latentsync_trt.face.geometry import Region, box_corners, box_middle, longer_side
 from latentsync_trt.runtime.engines.session import Session, SessionSettings
 from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
 
@@ -70,7 +70,7 @@ face, in lengths of the face's longer side. Necks that are taken for hands end a
 
 _WRIST = 0
 _ACROSS = np.array([0.25, 0.5, 0.25])
-"""Weights of the knuckles of three fingers, the mean of which is where a hand points to."""
+"""Weights of the knuckles of three fingers."""
 _WITHOUT_ENDS = np.array([0, 1, 2, 3, 5, 6, 9, 10, 13, 14, 17, 18])
 _PALM_ASPECT = 1.1
 """Distance from the wrist to the middle knuckle of an open hand, in widths of the palm, as the
@@ -113,17 +113,23 @@ class Hand:
     in_front: bool
     """Whether it reaches inside the face's outline; else it is near the face."""
 
+    def knuckles(self) -> Float64Array:
+        """Returns the middle of the knuckles, `(2,)`, which a hand points to from its wrist."""
+        return _ACROSS @ self.points[[5, 9, 13]]
+
     def region(self) -> Region:
         """Returns where to look for the hand in the next frame."""
-        angle = _angle(self.points[_WRIST], _ACROSS @ self.points[[5, 9, 13]])
+        angle = _angle(self.points[_WRIST], self.knuckles())
         axes = np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])
         upright = self.points[_WITHOUT_ENDS] @ axes
         low = upright.min(axis=0)
         high = upright.max(axis=0)
+        size = high - low
         middle = (low + high) / 2
-        middle[1] -= _HAND_SHIFT * (high[1] - low[1])
+        middle[1] -= _HAND_SHIFT * size[1]
         x, y = (axes @ middle).tolist()
-        return Region(x, y, _HAND_SCALE * float((high - low).max()), angle)
+        side_px = _HAND_SCALE * float(size.max())
+        return Region(x, y, side_px, angle)
 
 
 class HandFinder:
@@ -174,21 +180,22 @@ class HandFinder:
         landmarks, score, *_ = self._hand_graph.run({"image": image})
         spatial = landmarks.reshape(21, 3)
         palm_px = _palm_width(spatial) * region.side_px / _HAND_PX
-        side_px = float((face.box[2:] - face.box[:2]).max())
-        if score.item() < least_score or palm_px < _LEAST_PALM * side_px:
+        if score.item() < least_score or palm_px < _LEAST_PALM * longer_side(face):
             return None
-        points = transformed(spatial[:, :2] - np.float32(0.5), region.to_frame(_HAND_PX))
+        planar = spatial[:, :2] - np.float32(0.5)
+        points = transformed(planar, region.to_frame(_HAND_PX))
         return Hand(points, palm_px, _is_in_front(points, face))
 
     def _palms(self, picture: Picture, face: Face) -> list[Region]:
         """Returns the regions of hands whose palms are seen near `face`, best first."""
-        x, y = ((face.box[:2] + face.box[2:]) / 2).tolist()
-        side = _SEARCHED * float((face.box[2:] - face.box[:2]).max())
-        searched = Region(x, y + _SEARCHED_DOWN * side, side, 0.0)
+        side_px = _SEARCHED * longer_side(face)
+        x, y = box_middle(face).tolist()
+        y += _SEARCHED_DOWN * side_px
+        searched = Region(x, y, side_px, 0.0)
         boxes, scores = self._palm_graph.run({"image": searched.cut(picture)})
-        corner = np.array([searched.x_px - side / 2, searched.y_px - side / 2], np.float32)
-        palms = decoded(_PALM, boxes[0], scores[0, :, 0]) * np.float32(side) + corner
-        return [_region_of_palm(palm) for palm in palms]
+        palms = decoded(_PALM, boxes[0], scores[0, :, 0])
+        corner = np.array([x - side_px / 2, y - side_px / 2], np.float32)
+        return [_region_of_palm(palm) for palm in palms * side_px + corner]
 
 
 def hand_mask(
@@ -208,13 +215,18 @@ def hand_mask(
 def _outlines(hand: Hand) -> list[Float32Array]:
     """Returns the outlines of the parts of a hand and of its forearm, `(n, 2)` in frame pixels."""
     wrist = hand.points[_WRIST]
-    arm = wrist - _ACROSS @ hand.points[[5, 9, 13]]
+    arm = wrist - hand.knuckles()
     arm /= max(float(np.linalg.norm(arm)), 1e-6)
-    centers = np.vstack([hand.points, wrist + arm * (_FOREARM * hand.palm_px)])
+    arm_end = wrist + arm * (_FOREARM * hand.palm_px)
+    centers = np.vstack([hand.points, arm_end])
     radii = hand.palm_px * _RADII
     circles = centers[:, None] + radii[:, None, None] * _CIRCLE
-    hulls = [cv2.convexHull(circles[part].reshape(-1, 2).astype(np.float32)) for part in _PARTS]
-    return [np.asarray(hull[:, 0], np.float32) for hull in hulls]
+    outlines = []
+    for part in _PARTS:
+        corners = circles[part].reshape(-1, 2).astype(np.float32)
+        hull = cv2.convexHull(corners)
+        outlines.append(np.asarray(hull[:, 0], np.float32))
+    return outlines
 
 
 def _palm_width(spatial: Float32Array) -> float:
@@ -245,7 +257,7 @@ def _angle(wrist: Float32Array, knuckles: Float32Array) -> float:
 
 def _is_near(region: Region, face: Face) -> bool:
     """Whether a hand in `region` may be in front of the face within a few frames."""
-    reach_px = region.side_px / 2 + _NEAR * float((face.box[2:] - face.box[:2]).max())
+    reach_px = region.side_px / 2 + _NEAR * longer_side(face)
     left, top, right, bottom = face.box.tolist()
     x_px = max(left - region.x_px, region.x_px - right, 0.0)
     y_px = max(top - region.y_px, region.y_px - bottom, 0.0)
@@ -260,13 +272,10 @@ def _is_same(one: Region, other: Region) -> bool:
 
 def _is_in_front(points: Float32Array, face: Face) -> bool:
     """Whether some of a hand's `points` are well inside the face's outline."""
-    outline = face.box[[0, 1, 2, 1, 2, 3, 0, 3]].reshape(4, 2)
-    if face.landmarks is not None:
-        outline = face.landmarks[OVAL]
-    least_px = _LEAST_DEPTH * float((face.box[2:] - face.box[:2]).max())
+    outline = box_corners(face) if face.landmarks is None else face.landmarks[OVAL]
     corners = np.ascontiguousarray(outline, np.float32)
     depths_px = [cv2.pointPolygonTest(corners, point, True) for point in points.tolist()]
-    return max(depths_px) > least_px
+    return max(depths_px) > _LEAST_DEPTH * longer_side(face)
 
 
 def _add(hand: Hand | None, hands: list[Hand]) -> None:

@@ -61,7 +61,8 @@ def composite(frame: Picture, face: FittedFace, blend: Blend) -> Patch:
 def _mask_opacity(resolution_px: int, size_px: tuple[int, int]) -> Float32Array:
     """Returns how much of a crop of this size (width, height) shows, float32 `(h, w)` in [0, 1]."""
     generated = 1 - mouth_mask(resolution_px)
-    return np.clip(resize_antialiased(generated[..., None], size_px)[..., 0], 0, 1)
+    resized = resize_antialiased(generated[..., None], size_px)
+    return resized[..., 0].clip(0, 1)
 
 
 def paste(
@@ -107,15 +108,9 @@ def _weight(
     Args:
         to_crop: `(2, 3)`, pixels of the area → crop pixels.
     """
-    # The crop without its border, and the sides of a square of the same area in the frame; they
-    # differ where pixels are not square.
     weight = warped(np.ones_like(opacity), to_crop, area.size_px)
     _erode(weight, _BORDER_EROSION_PX, _BORDER_EROSION_PX)
-    covered_px = cv2.sumElems(weight)[0]
-    columns_per_px, rows_per_px = steps(to_crop)
-    aspect = round(columns_per_px / rows_per_px, 6)  # exactly 1 for square pixels
-    side_x = isqrt(int(covered_px / aspect))
-    side_y = isqrt(int(covered_px * aspect))
+    side_x, side_y = _sides_of_square(weight, to_crop)
 
     # The crop fades out before its border, except at the edges of the frame, where the face
     # continues.
@@ -141,6 +136,16 @@ def _weight(
     return np.minimum(weight, np.float32(1), out=weight)
 
 
+def _sides_of_square(weight: Float32Array, to_crop: Float64Array) -> tuple[int, int]:
+    """Returns width and height of a square that covers as much of the frame as a weight; they
+    differ where pixels are not square.
+    """
+    covered_px = cv2.sumElems(weight)[0]
+    columns_per_px, rows_per_px = steps(to_crop)
+    aspect = round(columns_per_px / rows_per_px, 6)  # exactly 1 for square pixels
+    return isqrt(int(covered_px / aspect)), isqrt(int(covered_px * aspect))
+
+
 def _limit(weight: Float32Array, shapes: Sequence[Float32Array], area: FrameRectangle) -> None:
     """Lowers a weight to 0 outside the union of shapes `(n, 2)` in frame pixels, if there are
     any.
@@ -148,7 +153,8 @@ def _limit(weight: Float32Array, shapes: Sequence[Float32Array], area: FrameRect
     if shapes:
         corner = np.array([area.left, area.top], np.float32)
         inside = drawn([shape - corner for shape in shapes], area.size_px)
-        np.minimum(weight, inside * np.float32(1 / 255), out=weight)
+        opacity = inside * np.float32(1 / 255)
+        np.minimum(weight, opacity, out=weight)
 
 
 def _erode(image: Float32Array, width_px: int, height_px: int) -> None:

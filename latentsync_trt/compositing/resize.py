@@ -35,8 +35,10 @@ def fit_face(face: AlignedFace, painted: UInt16Array) -> FittedFace:
     enlargement = len(painted) / len(face.image)
     crop_width, crop_height = face.crop_size_px
     frame_px_per_column, frame_px_per_row = steps(inverse(face.matrix))
-    width = max(1, round(crop_width * min(enlargement, frame_px_per_column)))
-    height = max(1, round(crop_height * min(enlargement, frame_px_per_row)))
+    x_scale = min(enlargement, frame_px_per_column)
+    y_scale = min(enlargement, frame_px_per_row)
+    width = max(1, round(crop_width * x_scale))
+    height = max(1, round(crop_height * y_scale))
     levels = resize_antialiased(painted * np.float32(1 / 257), (width, height))
     return FittedFace(face, painted, levels, rescaled(face, (width, height)))
 
@@ -56,8 +58,10 @@ def warped(image: Float32Array, matrix: Float64Array, size_px: tuple[int, int]) 
     """Returns samples of `image` at a rectangle of `size_px` (width, height), 0 outside the image;
     `matrix`: pixels of the rectangle → image pixels.
     """
-    samples = np.empty((size_px[1], size_px[0], *image.shape[2:]), np.float32)
-    cv2.warpAffine(image, matrix, size_px, samples, cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    width, height = size_px
+    samples = np.empty((height, width, *image.shape[2:]), np.float32)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    cv2.warpAffine(image, matrix, size_px, samples, flags)
     return samples
 
 

@@ -104,7 +104,8 @@ def _slowed(cover: Float32Array, earlier: Float32Array, region: UInt8Array) -> F
     was_covered = earlier >= 0.5
     is_near = cv2.dilate(region, disk(_FLIPPED_NEAR_PX)) > 0
     flips = ((cover >= 0.5) != was_covered) & is_near
-    most = max(int(_MOST_FLIPPED * np.count_nonzero(was_covered & (region > 0))), 1)
+    covered_px = np.count_nonzero(was_covered & (region > 0))
+    most = max(int(_MOST_FLIPPED * covered_px), 1)
     if np.count_nonzero(flips) <= most:
         return cover
     sureness = np.abs(cover - 0.5)
@@ -121,15 +122,20 @@ def _edge_of(cover: Float32Array) -> BoolArray:
 def _edge_left(is_edge: BoolArray, before: UInt8Array, now: UInt8Array) -> float:
     """Returns which part of the slopes along an edge in one picture is in another, 0 to 1."""
     slopes = _slopes(before)[:, is_edge]
+    slopes_now = _slopes(now)[:, is_edge]
     steepness = np.maximum(np.hypot(*slopes), np.float32(1e-3))
-    along = (slopes * _slopes(now)[:, is_edge]).sum(axis=0) / steepness
-    return float(np.clip(along, 0, steepness).sum() / max(float(steepness.sum()), 1e-3))
+    along = (slopes * slopes_now).sum(axis=0) / steepness
+    left = np.clip(along, 0, steepness).sum()
+    return float(left / max(float(steepness.sum()), 1e-3))
 
 
 def _slopes(pixels: UInt8Array) -> Float32Array:
     """Returns how brightness changes to the right and down, `(2, h, w)`."""
-    bright = cv2.GaussianBlur(pixels.mean(axis=2, dtype=np.float32), (0, 0), 1)
-    return np.stack([cv2.Sobel(bright, cv2.CV_32F, 1, 0), cv2.Sobel(bright, cv2.CV_32F, 0, 1)])
+    brightness = pixels.mean(axis=2, dtype=np.float32)
+    blurred = cv2.GaussianBlur(brightness, (0, 0), 1)
+    to_right = cv2.Sobel(blurred, cv2.CV_32F, 1, 0)
+    down = cv2.Sobel(blurred, cv2.CV_32F, 0, 1)
+    return np.stack([to_right, down])
 
 
 def _stays(change: Float32Array) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.geometry import box_corners
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Float64Array, Picture, UInt8Array
 
 _TEMPLATE = (17 + 20j, 58 + 20j, 37.5 + 40j)
@@ -182,9 +183,7 @@ def transformed_face(face: Face, matrix: Float64Array) -> Face:
     """Returns a face moved by the affine `matrix (2, 3)`; its box is around the moved corners of
     the old one.
     """
-    left, top, right, bottom = face.box
-    corners = np.array([(left, top), (right, top), (left, bottom), (right, bottom)])
-    moved = transformed(corners, matrix)
+    moved = transformed(box_corners(face), matrix)
     box = np.concatenate([moved.min(axis=0), moved.max(axis=0)])
     points = transformed(face.points, matrix)
     landmarks = None

@@ -205,6 +205,12 @@ def longer_side(face: Face) -> float:
     return float(box_size(face).max())
 
 
+def box_corners(face: Face) -> Float32Array:
+    """Returns the corners of a face's box, `(4, 2)`, clockwise from the upper left one."""
+    left, top, right, bottom = face.box
+    return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+
+
 def box_area(face: Face) -> float:
     """Returns the area of a face's box in square pixels."""
     return float(np.prod(box_size(face)))
