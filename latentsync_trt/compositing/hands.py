@@ -249,7 +249,7 @@ def _region_of_palm(palm: Float32Array) -> Region:
     return Region(x, y, _PALM_SCALE * side_px, angle)
 
 
-def _angle(wrist: Float32Array, knuckles: Float32Array) -> float:
+def _angle(wrist: Float32Array, knuckles: Float32Array | Float64Array) -> float:
     """Returns the clockwise rotation of a hand, 0 where it points up."""
     x, y = (knuckles - wrist).tolist()
     return atan2(y, x) + pi / 2
