@@ -217,8 +217,7 @@ class SyncOptions:
     preview_s: float | None = option(
         None,
         "Paint and write only the first seconds with speech, to "
-        "<video>-preview.mp4; 3 where it stands last, without a "
-        "number.",
+        "<video>-preview.mp4; as the last word of a command it needs no number, and means 3.",
         group=FILES,
         minimum=0.1,
         maximum=3600.0,
@@ -303,10 +302,10 @@ class SyncOptions:
     resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
     redo: tuple[RedoSpan, ...] = option(
         (),
-        "Do this span of the output again, which is there: in seconds, or as 1:02.5-1:04. "
-        "Its parts between keyframes are painted and encoded anew, all else is copied. Repeat it "
-        "for several. Then these may differ: --seed, --preset, --steps, --guidance, --face, "
-        "--faces, --turns, --speaker, --occluders, --keep-mask and --finish.",
+        "Do this span of an output that exists again: in seconds, or as 1:02.5-1:04. The parts "
+        "between keyframes that touch it are painted and encoded anew, all else is copied. Repeat "
+        "it for several. These may differ from the first run: --seed, --preset, --steps, "
+        "--guidance, --face, --faces, --turns, --speaker, --occluders, --keep-mask and --finish.",
         group=FILES,
         parse=parse_redo,
         expected="a begin and a later end, as 12.4:14 or 1:02.5-1:04",

@@ -372,7 +372,9 @@ def test_other_inputs_and_results_are_refused(
 ) -> None:
     options = replace(OPTIONS, redo="1.5:1.6")  # type: ignore[arg-type]
     other = write_sound(tmp_path / "speech.wav", 3)
-    with pytest.raises(InputError, match=r"made of something else: recordings \(file \w+ → file"):
+    with pytest.raises(
+        InputError, match=r"recordings \(file \w+ → file \w+\); .* files, by name, size and time"
+    ):
         lip_sync.sync(clip[0], other, result, options)
     with pytest.raises(InputError, match=r"none.mkv: does not exist"):
         lip_sync.sync(*clip, tmp_path / "none.mkv", options)

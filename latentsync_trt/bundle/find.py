@@ -100,7 +100,7 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
         if path_exists(folder / MANIFEST_NAME):
             return folder, "named"
     names = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
-    cure = f"there are {names}; `{setup_command()}` makes another"
+    cure = f"choose from {names}; `{setup_command()}` makes another"
     raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; {cure}", usage=True)
 
 

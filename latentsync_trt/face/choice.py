@@ -34,7 +34,7 @@ def check_people(wanted: Collection[int], people: Collection[int], where: str) -
     """Raises `InputError` if a number in `wanted` is not one of `people`, those seen in `where`."""
     for person in sorted(set(wanted) - set(people)):
         numbers = ", ".join(map(str, sorted(people)))
-        cure = f"it has only {numbers}; see who they are with `latentsync-trt faces`"
+        cure = f"choose from {numbers}; see who they are with `latentsync-trt faces`"
         raise InputError(f"person {person}: is not in {where}; {cure}")
 
 

@@ -33,7 +33,7 @@ def detect_speakers(
         if voice is None:
             notice = f"{video.name}: no voice is found in its sound, so {_MOUTHS_ALONE}"
     except MediaError as error:
-        notice = f"{error}; so {_MOUTHS_ALONE}"
+        notice = f"{error}, so {_MOUTHS_ALONE}"
     mouths = [
         Mouth(span.person, span.rows[:, 0], span.mouth)
         for span in tracks.spans
