@@ -137,8 +137,10 @@ def _expected(hint: Any, metadata: Mapping[str, Any]) -> str:
         return str(metadata["expected"])
     kinds = {hint, *get_args(hint)}
     words = next(word for kind, word in _KINDS_IN_WORDS.items() if kind in kinds)
-    if "minimum" in metadata:
+    if "maximum" in metadata:
         words += f" from {metadata['minimum']} to {metadata['maximum']}"
+    elif "minimum" in metadata:
+        words += f" of {metadata['minimum']} or more"
     if "multiple" in metadata:
         words += f", divisible by {metadata['multiple']}"
     return words

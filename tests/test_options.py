@@ -21,11 +21,13 @@ from latentsync_trt.bundle.manifest import Bundle, DimensionRange
 from latentsync_trt.cli.options import options_of, takes
 from latentsync_trt.config import Sampling
 from latentsync_trt.errors import InputError
+from latentsync_trt.live.options import LiveOptions
 from latentsync_trt.option_fields import Speaker, command_line
 from latentsync_trt.runtime.engines.cache import EngineCache
 from latentsync_trt.runtime.engines.session_factory import SessionFactory
 from latentsync_trt.runtime.engines.shapes import engine_ranges
 from latentsync_trt.runtime.providers.selection import Selection
+from latentsync_trt.serve.admission import Limits, LiveLimits
 from tests.small import small_bundle
 
 
@@ -100,6 +102,16 @@ def is_options_class(value: Any) -> bool:
         return False
     of_a_command = value.__module__.startswith("latentsync_trt.cli.")
     return not of_a_command and any("help" in spec.metadata for spec in fields(value))
+
+
+@pytest.mark.parametrize("cls", [Limits, LiveLimits, LiveOptions, SyncOptions])
+def test_too_small_a_number_is_refused(cls: type[Any]) -> None:
+    for spec in fields(cls):
+        if "minimum" in spec.metadata:
+            with pytest.raises(InputError) as problem:
+                cls(**{spec.name: spec.metadata["minimum"] - 1})
+            assert problem.value.option == spec.name
+            assert "number" in str(problem.value)
 
 
 @pytest.mark.parametrize("cls", option_classes())

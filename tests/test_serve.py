@@ -35,6 +35,7 @@ Linux.
 """
 
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+JSON = {"Content-Type": "application/json"}
 FIELD = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n--x--'
 UPLOAD = (
     b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
@@ -415,6 +416,8 @@ def test_what_cannot_be_used(
         (FIELD % (b"options", 70000 * b"{"), "maximum size"),
     ):
         refused.append((client.post("/v1/jobs", content=body, headers=FORM), 422, problem))
+    no_json = client.post("/v1/jobs/none/redo", content=b"{", headers=JSON)
+    refused.append((no_json, 422, "body: is not JSON"))
     for answer, status, words in refused:
         assert (answer.status_code, words in answer.json()["error"].replace("-", "_")) == (
             status,

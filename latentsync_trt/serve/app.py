@@ -374,6 +374,8 @@ async def on_error(_: Request, error: Exception) -> JSONResponse:
         first = error.errors()[0]
         status = 422
         message = f"{first['loc'][-1]}: {first['msg']}"
+        if first["type"] == "json_invalid":
+            message = "body: is not JSON; send an object, as the page /docs describes it"
     elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
         status = 507
         message = FULL
@@ -425,8 +427,8 @@ def _take(form: Form, name: str, value: Any, folder: Path) -> None:
         return
     if isinstance(value, str) or not (name in _FILE_FIELDS or SPEAKER.fullmatch(name)):
         files = ", ".join((*_FILE_FIELDS, "speaker_0", "speaker_1", "…"))
-        kinds = f"texts {', '.join(_TEXT_FIELDS)}; files {files}"
-        raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
+        cure = f"send {' and '.join(_TEXT_FIELDS)} as text, and as files {files}"
+        raise InputError(f"{name[:40]}: is no field, or is sent in the wrong way; {cure}")
     if not value.filename:  # a browser's field in which no file was chosen
         return
     sent_as = PureWindowsPath(value.filename)

@@ -54,7 +54,8 @@ def replacer_of(
     if changes:
         raise InputError(
             f"{earlier.path}: no part of it can be done again, since it was made of something "
-            f"else: {', '.join(changes)}; give the same options and files, by name, size and time, or {DO_ALL_AGAIN}"
+            f"else: {', '.join(changes)}; give the same options and files, by name, size and "
+            f"time, or {DO_ALL_AGAIN}"
         )
     todo = _frames_to_do(inputs, earlier, window_frames)
     replacer = PartReplacer(earlier, contents_of(earlier, inputs.encoder, info, extras), todo)
