@@ -114,10 +114,14 @@ def write_video(
 
 
 def copied(
-    target: Path, *sources: Path, options: dict[str, str] | None = None, default: int | None = None
+    target: Path,
+    *sources: Path,
+    options: dict[str, str] | None = None,
+    default: int | None = None,
+    languages: Iterable[str] = (),
 ) -> Path:
     """The first stream of each source in one file, packets as they are. `options`: the container's;
-    `default`: the only stream that is marked as default.
+    `default`: the only stream that is marked as default; `languages`: those of the first streams.
     """
     with ExitStack() as opened, av.open(str(target), "w", options=options or {}) as container:
         files = [opened.enter_context(av.open(str(source))) for source in sources]
@@ -129,6 +133,8 @@ def copied(
                 stream.disposition = Disposition.default
             else:
                 stream.disposition = Disposition(0)
+        for stream, language in zip(streams, languages, strict=False):
+            stream.metadata["language"] = language
         for file, stream in zip(files, streams, strict=True):
             for packet in file.demux():
                 if packet.size:

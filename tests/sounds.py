@@ -64,7 +64,8 @@ def sound_packets(
     layout: str = "stereo",
 ) -> list[Packet]:
     """A new sound track of a container, as `write_parts`."""
-    stream = container.add_stream(codec, rate=rate_hz, layout=layout)
+    experimental = {"strict": "experimental"}  # as FFmpeg's own Vorbis is
+    stream = container.add_stream(codec, rate=rate_hz, layout=layout, options=experimental)
     size = stream.codec_context.frame_size or rate_hz // 50
     packets = []
     for start_s, samples in parts:

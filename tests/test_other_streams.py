@@ -11,12 +11,16 @@ import pytest
 from av.stream import Disposition
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.contents import FileExtras
 from latentsync_trt.media.encoder_choice import choose_encoder
+from latentsync_trt.media.other_streams import other_streams
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.sound_pieces import SoundPiece
 from latentsync_trt.media.writer import VideoWriter
+from tests.clips import copied, numbered, read_audio, write_video
+from tests.sounds import spoken, write_parts
 
 LENGTH_S = Fraction(3, 2)
 SHOWN = (("Hello <i>world</i>", 200, 500), ("Second", 1200, 500))
@@ -98,10 +102,12 @@ def write_film(
     return path
 
 
-def keep(source: Path, output: Path) -> Sequence[str]:
-    """Writes the first part of `source` with all that belongs to it; returns the notices."""
+def keep(source: Path, output: Path, sound: Path | None = None) -> Sequence[str]:
+    """Writes the first part of `source` with all that belongs to it, by default its own sound;
+    returns the notices.
+    """
     info = probe(source)
-    extras = FileExtras((SoundPiece(source),), source)
+    extras = FileExtras((SoundPiece(sound or source),), source)
     with VideoWriter(output, info, choose_encoder(SyncOptions(), info), extras) as writer:
         for frame in read_frames(source, Playback(duration_s=LENGTH_S)):
             writer.write(frame)
@@ -201,6 +207,24 @@ def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
         ]
     assert first[0] == first[1]
     assert abs(first[0]) <= 22  # the encoder's delay
+
+
+def test_the_sound_that_players_play_is_the_speech(tmp_path: Path) -> None:
+    """A commentary that comes first stays beside it; the speech has its language also where it is
+    of another file.
+    """
+    comment = write_parts(tmp_path / "c.mka", [(0, spoken(2, 48000, [0.5]))])
+    main = write_parts(tmp_path / "m.mka", [(0, spoken(2, 48000, [1.2]))])
+    sounds = copied(tmp_path / "sounds.mka", comment, main, default=1, languages=("eng", "fra"))
+    loudest = int(np.abs(read_audio(sounds)).argmax())
+    assert abs(loudest / SPEECH_RATE_HZ - 1.2) < 0.01
+    picture = write_video(tmp_path / "picture.mkv", numbered(25))
+    film = copied(tmp_path / "film.mkv", picture, comment, main, default=2)
+    with av.open(str(film)) as container:
+        assert [stream.index for stream in other_streams(film, container)] == [1]
+    keep(picture, tmp_path / "out.mkv", sounds)
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert [stream.language for stream in container.streams.audio] == ["fra"]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.config import Extend
+from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, VideoPasses, played
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import Timed
+from latentsync_trt.media.timing import Timed, stamp_packet
 from tests.clips import number_of, numbered, write_video
 
 durations = st.lists(st.fractions(Fraction(1, 100), 1, max_denominator=100), min_size=1, max_size=8)
@@ -171,6 +171,34 @@ def test_raw_dv_of_a_camcorder_has_the_rate_of_its_pictures(tmp_path: Path) -> N
     clip.write_bytes(raw)
     assert probe(clip).frames_per_s == 25
     assert len(list(read_frames(clip))) == 5
+
+
+def packed_as_by_divx(source: Path, target: Path) -> Path:
+    """The MPEG-4 of an AVI with one B picture between two others, each packed with the one before;
+    a packet of six bytes follows, which says that nothing is new.
+    """
+    with av.open(str(source)) as opened, av.open(str(target), "w") as container:
+        copy = container.add_stream_from_template(opened.streams.video[0])
+        pictures = [bytes(packet) for packet in opened.demux(video=0) if packet.size]
+        packets = [b"\0\0\1\xb2DivX503b1393p" + pictures[0]]
+        for reference, between in zip(pictures[1::2], pictures[2::2], strict=True):
+            packets += [reference + between, b"\0\0\1\xb6\x51\xcf"]
+        for index, content in enumerate(packets):
+            packet = av.Packet(content)
+            packet.is_keyframe = index == 0
+            stamp_packet(packet, copy, index, MODEL_FPS)
+            container.mux(packet)
+    return target
+
+
+def test_no_picture_of_divx_is_lost(tmp_path: Path) -> None:
+    """FFmpeg's stamps of such pictures go back and forth."""
+    options = {"bf": "1", "g": "100", "qscale": "1"}
+    plain = write_video(tmp_path / "plain.avi", numbered(15), codec="mpeg4", options=options)
+    clip = packed_as_by_divx(plain, tmp_path / "packed.avi")
+    frames = list(read_frames(clip))
+    assert [number_of(frame.rgb) for frame in frames] == list(range(15))
+    assert [frame.time_s * MODEL_FPS for frame in frames] == list(range(15))
 
 
 @pytest.mark.parametrize(

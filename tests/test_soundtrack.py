@@ -24,7 +24,7 @@ from latentsync_trt.media.sound_pieces import (
 from latentsync_trt.media.soundtrack import choose_sound, open_soundtrack
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, read_audio, write_sound, write_video
-from tests.sounds import write_parts, write_samples
+from tests.sounds import sound_packets, write_parts, write_samples
 
 Pieces = tuple[SoundPiece, ...]
 
@@ -169,6 +169,23 @@ def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None
         SoundPiece(piece.path, to_s=Fraction(1, 2)),
     ):
         assert "AAC: a part of it " in told((part,), ".mp4")
+
+
+def test_vorbis_lasts_as_long_as_its_samples(tmp_path: Path) -> None:
+    """Where the last packet in Ogg is all padding, FFmpeg gives it a negative duration, which wraps
+    around 32 bits.
+    """
+    sound = tmp_path / "a.ogg"
+    with av.open(str(sound), "w") as container:
+        *packets, last = sound_packets(container, [(0, tone(1))], codec="vorbis", rate_hz=RATE_HZ)
+        last.pts = last.dts = packets[-1].pts + 1
+        last.duration = 0
+        container.mux([*packets, last])
+    with av.open(str(sound)) as container:
+        assert max(packet.duration or 0 for packet in container.demux()) > 2**31
+    assert heard(tmp_path, (SoundPiece(sound),), 2)[3] == "vorbis"
+    with av.open(str(tmp_path / "heard.mkv")) as container:
+        assert 0.9 < container.duration / av.time_base < 1.1
 
 
 times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))

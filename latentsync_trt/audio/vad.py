@@ -109,7 +109,7 @@ class Speech:
         cure = "the mouth stays shut; with --silence model it follows any sound"
         if self.silent:
             return (
-                "its first audio track is silent, so the "
+                "its main audio track is silent, so the "
                 "mouth stays shut; give a recording with sound"
             )
         if not self.spans_s:

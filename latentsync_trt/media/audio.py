@@ -1,4 +1,4 @@
-"""Audio input: the first audio stream of a file, each sample at the time of its stamp, mixed to a
+"""Audio input: the main audio stream of a file, each sample at the time of its stamp, mixed to a
 layout.
 """
 
@@ -14,7 +14,7 @@ from av import AudioFrame, AudioResampler, AudioStream
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.files import codec_name, guarded, is_mp4, open_input, reading
+from latentsync_trt.media.files import codec_name, guarded, is_mp4, main_audio, open_input, reading
 from latentsync_trt.media.mixer import Mixer
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest, stamp_of, with_next
 from latentsync_trt.types import Float32Array
@@ -31,7 +31,7 @@ that is recorded. A damaged header may state any: from 1 Hz, each sample would b
 
 
 def audio_duration_s(path: Path) -> Fraction:
-    """Returns the duration of the first audio stream of `path`, as `read_audio_blocks` gives it;
+    """Returns the duration of the main audio stream of `path`, as `read_audio_blocks` gives it;
     raises `MediaError` as that.
     """
     end_s = max(timed.end_s for timed in audio_frames(path))
@@ -53,7 +53,7 @@ def read_audio_blocks(
     delay_s: Fraction = Fraction(0),
     mixer: Mixer | None = None,
 ) -> Generator[Float32Array]:
-    """Yields mono blocks `(n,)` float32 of the first audio stream of a file, at `rate_hz`.
+    """Yields mono blocks `(n,)` float32 of the main audio stream of a file, at `rate_hz`.
 
     Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent. Integer samples
     map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values;
@@ -163,13 +163,13 @@ def silent_blocks(count: int, channels: int, rate_hz: int) -> Iterator[Float32Ar
 
 @contextmanager
 def open_audio(path: Path) -> Iterator[AudioStream]:
-    """Opens the first audio stream of a file; raises `MediaError` if there is none or it is
+    """Opens the main audio stream of a file; raises `MediaError` if there is none or it is
     damaged.
     """
     with open_input(path) as container:
-        if not container.streams.audio:
+        stream = main_audio(container)
+        if stream is None:
             raise MediaError(f"{path}: has no audio stream")
-        stream = container.streams.audio[0]
         if not codec_name(stream):
             raise MediaError(
                 f"{path}: its audio is in a codec that FFmpeg does not know; convert it to WAV"

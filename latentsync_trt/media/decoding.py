@@ -16,6 +16,7 @@ from av.video.reformatter import ColorRange, Colorspace
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import UNSPECIFIED
+from latentsync_trt.media.files import codec_name
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.heif import compose_photo
 
@@ -97,6 +98,8 @@ def _decode_marked(container: InputContainer, stream: VideoStream) -> Iterator[V
     damaged, or that the shape of pixels has changed, as neither is a property of PyAV's frames.
     """
     damaged = set[int | None]()
+    is_by_decoding = container.format.name == "avi" and codec_name(stream) == "mpeg4"
+    last_stamp: int | None = None
     first_aspect: Fraction | None = None
     for packet in container.demux(stream):
         if packet.is_corrupt and packet.pts is not None:
@@ -107,7 +110,20 @@ def _decode_marked(container: InputContainer, stream: VideoStream) -> Iterator[V
             new_aspect = None if aspect == first_aspect else aspect
             if frame.pts in damaged or new_aspect is not None:
                 frame.opaque = DecodingMark(frame.pts in damaged or frame.is_corrupt, new_aspect)
+            if is_by_decoding:
+                last_stamp = _decoding_stamp(frame, last_stamp)
+                frame.pts = last_stamp
             yield frame
+
+
+def _decoding_stamp(frame: VideoFrame, last_stamp: int | None) -> int | None:
+    """Returns when a picture of MPEG-4 in AVI is shown, which has no stamps for that. FFmpeg infers
+    them from the order of packets, which is another one where a packet has two pictures, as DivX
+    and Xvid write them; the stamps of decoding are one apart. The last pictures have none.
+    """
+    if frame.dts is None and last_stamp is not None:
+        return last_stamp + 1
+    return frame.dts
 
 
 def decoding_mark(frame: VideoFrame) -> DecodingMark:

@@ -9,7 +9,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import av
-from av import CodecContext, FFmpegError, Packet, VideoStream
+from av import AudioStream, CodecContext, FFmpegError, Packet, VideoStream
 from av.container import InputContainer
 from av.stream import Disposition, Stream
 
@@ -106,6 +106,17 @@ def picture_streams(container: InputContainer) -> list[VideoStream]:
     return [
         each for each in container.streams.video if not each.disposition & Disposition.attached_pic
     ]
+
+
+def main_audio(container: InputContainer) -> AudioStream | None:
+    """Returns the audio track that players play: the first that is marked as default, else the
+    first; None without any.
+    """
+    tracks = container.streams.audio
+    for track in tracks:
+        if track.disposition & Disposition.default:
+            return track
+    return tracks[0] if tracks else None
 
 
 def video_packets(container: InputContainer) -> Iterator["Packet[Any]"]:

@@ -14,13 +14,20 @@ from av.container import InputContainer, OutputContainer
 from av.stream import AttachmentStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
 
+from latentsync_trt.media.audio import open_audio
 from latentsync_trt.media.contents import Contents
 from latentsync_trt.media.decoding import is_tile
-from latentsync_trt.media.files import TimedPackets, codec_name, guarded, open_input, reading
+from latentsync_trt.media.files import (
+    TimedPackets,
+    codec_name,
+    guarded,
+    main_audio,
+    open_input,
+    reading,
+)
 from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.soundtrack import COPIED_CODECS, copied_sound
 from latentsync_trt.media.timing import nearest, stamp_packet
-from latentsync_trt.paths import is_same_file
 
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
 """Codecs of other sound that a container takes besides `COPIED_CODECS`; fewer players do."""
@@ -67,8 +74,8 @@ def track_tags(stream: Stream) -> TrackTags:
 
 
 def other_streams(path: Path, container: InputContainer) -> Iterator[Stream]:
-    """Yields all streams but the picture, the first sound, and the chapters' own track in MP4."""
-    taken = [video_stream(path, container), *container.streams.audio[:1]]
+    """Yields all streams but the picture, the main sound, and the chapters' own track in MP4."""
+    taken = (video_stream(path, container), main_audio(container))
     for stream in container.streams:
         if stream not in taken and stream.discard != Discard.all and not is_tile(stream):
             yield stream
@@ -138,11 +145,12 @@ def _set_chapters(
 def _copy_tags(
     path: Path, container: InputContainer, contents: Contents, output: OutputContainer
 ) -> None:
-    """Copies the tags of the picture and, if that is heard, of the sound."""
-    pieces = contents.sound.pieces
+    """Copies the tags of the picture and, if all that is heard is of one file, of that sound."""
     _copy_track_tags(video_stream(path, container), output.streams.video[0])
-    if pieces and all(is_same_file(piece.path, path) for piece in pieces):
-        _copy_track_tags(container.streams.audio[0], output.streams.audio[0])
+    heard = {piece.path for piece in contents.sound.pieces}
+    if len(heard) == 1:
+        with open_audio(heard.pop()) as sound:
+            _copy_track_tags(sound, output.streams.audio[0])
     for stream in (*output.streams.video, *output.streams.audio):
         stream.disposition |= Disposition.default
 

@@ -8,7 +8,7 @@ import av
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.media.decoding import is_photo
-from latentsync_trt.media.files import codec_name, open_input
+from latentsync_trt.media.files import codec_name, main_audio, open_input
 from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.media.playback import HELD_S, Playback
 from latentsync_trt.media.reader import delays_of, probe, read_frames
@@ -79,7 +79,8 @@ def write_preview(video: Path, target: Path, playback: Playback | None = None) -
 def _sound_beside(video: Path) -> tuple[SoundPiece, ...]:
     """Returns the sound of a file, if it has some, at its time after the first picture."""
     with open_input(video) as container:
-        has_sound = any(map(codec_name, container.streams.audio[:1]))
+        sound = main_audio(container)
+        has_sound = sound is not None and bool(codec_name(sound))
     if not has_sound:
         return ()
     delays = delays_of(video, video)

@@ -27,7 +27,7 @@ short enough that many tracks take little memory.
 
 @dataclass(frozen=True, slots=True)
 class SoundPiece:
-    """A part of the first audio stream of a file, and when it is heard in an output. Times of the
+    """A part of the main audio stream of a file, and when it is heard in an output. Times of the
     file count from its first sample.
     """
 

@@ -58,6 +58,12 @@ _AAC_BITS_PER_S = 192_000
 
 _PRE_ROLL_S = Fraction(1, 10)
 """What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC."""
+_NEGATIVE = 2**31
+"""Units from which on a duration is a negative one that has wrapped around 32 bits.
+
+In Ogg, FFmpeg takes the padding at the end of Vorbis off the last packet, and it may be longer than
+that: in an output, the sound would last 27 hours.
+"""
 _MOST_PEAK = 10 ** (3 / 20)
 """The highest peak that is not made softer.
 
@@ -257,7 +263,7 @@ def copied_sound(
     """Yields a stream's packets for its `copy` in an output, at the times of the samples inside.
 
     Args:
-        delay_s: the time of the first sample of the file's first audio stream.
+        delay_s: the time of the first sample of the file's main audio stream.
         origin_s: the stamp at time 0, if that is known.
     """
     if origin_s is None:
@@ -270,7 +276,7 @@ def copied_sound(
     least_stamp: int | None = None
     for packet in _heard_packets(path, stream):
         stamp_s = None if packet.pts is None else packet.pts * time_base
-        duration_s = (packet.duration or 0) * time_base
+        duration_s = _duration_of(packet) * time_base
         time_s = clock.advance(stamp_s, duration_s)
         # Edit lists hide what was cut off at the start, which not every container and player can.
         if time_s + duration_s <= delay_s - _PRE_ROLL_S:
@@ -283,6 +289,12 @@ def copied_sound(
         packet.duration = nearest(duration_s, rate_hz)
         stamp_packet(packet, copy, stamp, rate_hz)
         yield time_s, packet
+
+
+def _duration_of(packet: "Packet[Any]") -> int:
+    """Returns how long a packet lasts, in its units; 0 where that is not stated."""
+    duration = packet.duration or 0
+    return 0 if duration >= _NEGATIVE else duration
 
 
 def _heard_packets(path: Path, stream: AudioStream) -> Iterator["Packet[Any]"]:

@@ -207,7 +207,7 @@ def write_pictures(
     audio_delay_s: Fraction = Fraction(0),
 ) -> None:
     """Writes pictures of one size, uint8 `(H, W, 3)` RGB, near lossless or lossless; the sound, the
-    first audio stream of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as
+    main audio stream of `audio` from `audio_delay_s` on, is cut at the last picture. Raises as
     `VideoWriter`.
     """
     sound = () if audio is None else (SoundPiece(audio, audio_delay_s),)
