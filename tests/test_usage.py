@@ -83,6 +83,8 @@ WRONG_USAGE = [
     ("snyc in.mp4 in.wav", "no such command 'snyc'; did you mean sync?"),
     ("sync in.mp4 in.wav in.wav", "in.wav: is one file too many"),
     ("sync", "no video; give one and its speech"),
+    ("cache prune", "missing option '--max-gb'"),
+    ("live", "missing option '--video'"),
     ("batch jobs.csv", "jobs.csv: has the columns 'vidoe, audio'; its first line must name"),
     ("doctor --config none.toml", "none.toml: no such file"),
     (

@@ -173,13 +173,14 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Decorator:
     has_default = default not in (None, ())
     how = {
         "help": metadata["help"],
-        "default": default,
         "show_default": has_default,
         "panel": metadata["group"] or "Main options",
         "hidden": metadata["advanced"] or metadata["rare"],
         "cls": RareOption if metadata["rare"] else click.RichOption,
         "required": metadata.get("required", False),
     }
+    if not how["required"]:  # a default counts as given, even None
+        how["default"] = default
     names = [spec.name, *metadata.get("names", (flag_name(spec.name),))]
     if bool in _kinds(hint):
         if "off" in metadata:

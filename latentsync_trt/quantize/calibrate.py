@@ -132,9 +132,8 @@ class Calibration:
         if len(windows) < asked:
             wanted_s = asked * self.bundle.manifest.frames / MODEL_FPS
             self.on_notice(
-                f"{len(windows)} windows of the {asked} that "
-                "--windows asks for, so ranges may be too narrow; give "
-                f"clips that show a face for {wanted_s:.0f} s in all"
+                f"--windows {asked}: the clips have only {len(windows)}, so ranges may be too "
+                f"narrow; give clips that show a face for {wanted_s:.0f} s in all"
             )
         return windows
 

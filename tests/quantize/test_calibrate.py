@@ -96,7 +96,7 @@ def test_few_windows_give_warnings(guided_bundle: Path, tmp_path: Path) -> None:
         "3",
     )
     assert result.exit_code == 0
-    assert "note: 1 windows of the 3" in result.stderr
+    assert "note: --windows 3: the clips have only 1, so" in result.stderr
     assert "no window is left" in result.stderr
     quantized = Bundle.load(tmp_path / "int8").manifest.quantization
     assert quantized is not None and quantized.settings["windows_measured"] == 1
