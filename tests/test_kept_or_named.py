@@ -112,7 +112,7 @@ def write_source(path: Path) -> Path:
         if kind == ".mkv":
             video.metadata["stereo_mode"] = "left_right"
         sounds = [container.add_stream("aac", rate=48000, layout="stereo") for _ in range(3)]
-        sounds[0].disposition = Disposition(0)
+        sounds[0].disposition = Disposition.default
         sounds[1].disposition = Disposition.default | Disposition.dub
         sounds[2].disposition = Disposition.comment | Disposition.original
         for sound, language in zip(sounds, ("jpn", "deu", "eng"), strict=True):
