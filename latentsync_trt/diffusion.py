@@ -68,7 +68,8 @@ def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
     if trailing:
         spacing = TRAINING_STEPS / steps
         return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
-    return tuple(i * (TRAINING_STEPS // steps) + _STEPS_OFFSET for i in reversed(range(steps)))
+    stride = TRAINING_STEPS // steps
+    return tuple(i * stride + _STEPS_OFFSET for i in reversed(range(steps)))
 
 
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
@@ -86,7 +87,8 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
         then = signal[max(timestep - TRAINING_STEPS // steps, 0)]
         to_clean = (then / now) ** 0.5
         c_eps = (1 - then) ** 0.5 - to_clean * (1 - now) ** 0.5
-        updates.append(Step(timestep, np.array([to_clean, c_eps, 0, 0, 0], np.float32)))
+        coefficients = np.array([to_clean, c_eps, 0, 0, 0], np.float32)
+        updates.append(Step(timestep, coefficients))
     return tuple(updates)
 
 
@@ -111,12 +113,18 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     width = inf
     for timestep, (now, then) in zip(visited, pairwise(levels), strict=True):
         previous_width = width
-        width = log(then / (1 - then)) / 2 - log(now / (1 - now)) / 2
+        width = _lambda_of(then) - _lambda_of(now)
         weight = width / (2 * previous_width)
         if timestep == visited[-1] and steps < _STEPS_FOR_HIGH_ORDER_END:
             weight = 0.0
-        updates.append(Step(timestep, _dpmpp_coefficients(now, then, weight)))
+        coefficients = _dpmpp_coefficients(now, then, weight)
+        updates.append(Step(timestep, coefficients))
     return tuple(updates)
+
+
+def _lambda_of(signal: float) -> float:
+    """Returns log(α/σ) of a signal share."""
+    return log(signal / (1 - signal)) / 2
 
 
 def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:
@@ -130,7 +138,9 @@ def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:
     d_eps = -(((1 - now) / now) ** 0.5)
     ahead = gain * (1 + weight)
     c_x = noise_kept + ahead * d_x
-    return np.array([c_x, ahead * d_eps, -gain * weight, d_x, d_eps], np.float32)
+    c_eps = ahead * d_eps
+    c_history = -gain * weight
+    return np.array([c_x, c_eps, c_history, d_x, d_eps], np.float32)
 
 
 SOLVERS: dict[Solver, Callable[[int], tuple[Step, ...]]] = {
@@ -156,7 +166,10 @@ def cache_plan(steps: int, interval: int | tuple[int, ...]) -> tuple[bool, ...]:
     `interval`: every `interval`-th step runs it, from the first one on; or the numbers of those
     that do, from 0.
     """
-    full = interval if isinstance(interval, tuple) else range(0, steps, interval)
+    if isinstance(interval, tuple):
+        full: Sequence[int] = interval
+    else:
+        full = range(0, steps, interval)
     return tuple(step in full for step in range(steps))
 
 
@@ -175,7 +188,8 @@ def denoise(
     with the number of steps done and their total. Raises `InputError` if shapes disagree.
     """
     _, frames, height, width = conditioning.shape
-    if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or len(audio) != frames:
+    noise_shape = (1, LATENT_CHANNELS, 1, height, width)
+    if noise.shape != noise_shape or len(audio) != frames:
         raise InputError(
             f"noise {noise.shape}, conditioning "
             f"{conditioning.shape} and audio {audio.shape} do not fit"

@@ -396,10 +396,12 @@ class SyncReport:
 def within(times_s: Float64Array, spans_s: Sequence[SpanSeconds]) -> BoolArray:
     """Returns whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
     edges = np.array(spans_s, np.float64).reshape(-1)
-    return np.asarray(np.searchsorted(edges, times_s, side="right") % 2 == 1, np.bool_)
+    edges_before = np.searchsorted(edges, times_s, side="right")
+    return np.asarray(edges_before % 2 == 1, np.bool_)
 
 
 def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
     """Returns first and past-the-last index of each run of True in `values (n,)`."""
-    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
+    changes = np.diff(values.astype(np.int8), prepend=0, append=0)
+    edges = np.flatnonzero(changes).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -145,7 +145,8 @@ def active_speakers(
     Args:
         shots_s: when the shots begin.
     """
-    end_s = max((float(mouth.times_s[-1]) for mouth in mouths), default=0.0) + 1 / MODEL_FPS
+    ends_s = [float(mouth.times_s[-1]) for mouth in mouths]
+    end_s = max(ends_s, default=0.0) + 1 / MODEL_FPS
     turns = []
     for start_s, stop_s in pairwise((*shots_s, end_s)):
         inside = [mouth for mouth in mouths if start_s <= mouth.times_s[0] + _SAME_FRAME_S < stop_s]
@@ -160,20 +161,20 @@ def _turns_in_shot(
     mouths: Sequence[Mouth], frames: NDArray[np.int64], voice: Voice | None
 ) -> list[Turn]:
     people = [None, *sorted({mouth.person for mouth in mouths})]
-    evidence = _evidence_of_people(people, mouths, frames / MODEL_FPS, voice)
+    times_s = frames / MODEL_FPS
+    evidence = _evidence_of_people(people, mouths, times_s, voice)
     if voice is None:
         heard = np.ones(len(frames), np.bool_)
     else:
-        heard = within(frames / MODEL_FPS, voice.spans_s)
+        heard = within(times_s, voice.spans_s)
     speaker = _likeliest(evidence * heard[:, None])
     turns = []
     for number, person in enumerate(people):
         if person is None and voice is None:
             continue
         for start, end in _lasting(heard & (speaker == number)):
-            start_s = float(frames[start] / MODEL_FPS)
             end_s = float((frames[end - 1] + 1) / MODEL_FPS)
-            turns.append(Turn(person, start_s, end_s))
+            turns.append(Turn(person, float(times_s[start]), end_s))
     return turns
 
 
@@ -192,7 +193,8 @@ def _evidence_of_people(
         first_s = mouth.times_s[0] - _SAME_FRAME_S
         last_s = mouth.times_s[-1] + _SAME_FRAME_S
         seen = slice(*np.searchsorted(times_s, (first_s, last_s)))
-        evidence[seen, people.index(mouth.person)] = _evidence(mouth, times_s[seen], voice)
+        column = people.index(mouth.person)
+        evidence[seen, column] = _evidence(mouth, times_s[seen], voice)
     return evidence
 
 
@@ -214,7 +216,8 @@ def _evidence(mouth: Mouth, times_s: Float64Array, voice: Voice | None) -> Float
         _speed_power(chin),
         _change_power(chin, _LIP_FRAMES),
     ]
-    evidence = np.log(np.maximum(powers, _TINY)).mean(axis=0) / 2 - np.log(_SPOKEN)
+    logs = np.log(np.maximum(powers, _TINY))
+    evidence = logs.mean(axis=0) / 2 - np.log(_SPOKEN)
     if voice is not None:
         opening = chin - _WIDTH_SHARE * (right - left)
         correlation = _correlation_with_sound(opening, times_s, voice)
@@ -236,7 +239,8 @@ def _correlation_with_sound(
     """Returns how far a mouth opens with the sound, around each time: -1 to 1."""
     levels_s = np.arange(len(voice.levels_db)) / MODEL_FPS
     levels_db = np.interp(times_s + 1 / MODEL_FPS, levels_s, voice.levels_db)
-    sound = _fast(_smoothed(np.maximum(levels_db, _FAINT_DB), 3), _SOUND_FRAMES)
+    smooth_db = _smoothed(np.maximum(levels_db, _FAINT_DB), 3)
+    sound = _fast(smooth_db, _SOUND_FRAMES)
     opening = _fast(opening, _SOUND_FRAMES)
     powers = _power(sound, _CORRELATION_FRAMES) * _power(opening, _CORRELATION_FRAMES)
     size = np.sqrt(np.maximum(powers, _TINY))
@@ -266,7 +270,8 @@ def _likeliest(evidence: Float64Array) -> NDArray[np.int64]:
     for moment in range(1, len(evidence)):
         best = int(score.argmax())
         changed_score = score[best] - _CHANGE_COST
-        before[moment] = np.where(score >= changed_score, np.arange(len(score)), best)
+        stays = score >= changed_score
+        before[moment] = np.where(stays, np.arange(len(score)), best)
         score = np.maximum(score, changed_score) + evidence[moment]
     states = np.zeros(len(evidence), np.int64)
     state = int(score.argmax())

@@ -110,11 +110,20 @@ def align(
         bias = (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
     # The factor, without reflection, that brings the face closest to the pose.
     pairs = zip(pose.points, face.points, strict=True)
-    angle = phase(sum(in_pose * in_face.conjugate() for in_pose, in_face in pairs))
+    turn = sum(in_pose * in_face.conjugate() for in_pose, in_face in pairs)
+    angle = phase(turn)
     linear = rect(pose.spread / face.spread, angle)
     shift = pose.center - linear * face.center + bias
-    matrix = [[linear.real, -linear.imag, shift.real], [linear.imag, linear.real, shift.imag]]
-    return np.array(matrix), bias
+    return similarity(linear, shift), bias
+
+
+def similarity(factor: complex, shift: complex) -> Float64Array:
+    """Returns the transform `(2, 3)` that multiplies points, as x + iy, by a factor, which turns
+    and enlarges them, and then adds a shift.
+    """
+    x_row = [factor.real, -factor.imag, shift.real]
+    y_row = [factor.imag, factor.real, shift.imag]
+    return np.array([x_row, y_row])
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
@@ -137,9 +146,9 @@ def cut(
     """
     place = frame_rectangle(matrix, size_px, frame.shape)
     level = outside or 0
-    picture = np.full((size_px[1], size_px[0], 3), level, np.uint8)
+    picture = np.full((*size_px[::-1], 3), level, np.uint8)
     if not place.is_empty:
-        part = frame[place.top : place.bottom, place.left : place.right]
+        part = place.of(frame)
         from_part = shifted(matrix, place.left, place.top)
         border = cv2.BORDER_REPLICATE if outside is None else cv2.BORDER_CONSTANT
         cv2.warpAffine(
@@ -176,7 +185,8 @@ def steps(matrix: Float64Array) -> tuple[float, float]:
 def transformed(points: Float32Array, matrix: Float64Array) -> Float32Array:
     """Returns `points (n, 2)` moved by the affine `matrix (2, 3)`."""
     single = matrix.astype(np.float32)
-    return np.asarray(points @ single[:, :2].T + single[:, 2], np.float32)
+    linear = single[:, :2]
+    return np.asarray(points @ linear.T + single[:, 2], np.float32)
 
 
 def transformed_face(face: Face, matrix: Float64Array) -> Face:
@@ -227,6 +237,10 @@ class FrameRectangle:
     @property
     def is_empty(self) -> bool:
         return self.left >= self.right or self.top >= self.bottom
+
+    def of(self, frame: Picture) -> UInt8Array:
+        """Returns this part of a frame."""
+        return frame[self.top : self.bottom, self.left : self.right]
 
 
 def frame_rectangle(

@@ -40,7 +40,8 @@ def decoded(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Flo
     probabilities = (1 / (1 + np.exp(-logits))).astype(np.float32)
     best_first = np.argsort(-probabilities, kind="stable")
     likely = best_first[probabilities[best_first] >= model.least_score]
-    points = boxes[likely].reshape(-1, 2 + model.points, 2) / np.float32(model.side_px)
+    points = boxes[likely].reshape(-1, 2 + model.points, 2)
+    points /= model.side_px
     half_size = points[:, 1] / 2
     points[:, 1] = points[:, 0]
     points += _anchors(model)[likely, None]
@@ -71,7 +72,8 @@ def _merged_candidates(scores: Float32Array, seen: Float32Array) -> Float32Array
     means = []
     left = np.arange(len(scores))
     while left.size:
-        same = np.array([iou(boxes[left[0]], box) > _SAME_BOX_IOU for box in boxes[left]])
+        best = boxes[left[0]]
+        same = np.array([iou(best, box) > _SAME_BOX_IOU for box in boxes[left]])
         same[0] = True
         group = left[same]
         weights = scores[group] / scores[group].sum()

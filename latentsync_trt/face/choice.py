@@ -86,9 +86,8 @@ class Chooser:
         last = self._last
         for face in faces:
             if last is not None and face.track_id == last.track_id:
-                self._chosen = [
-                    face.person if person == last.person else person for person in self._chosen
-                ]
+                corrected = {last.person: face.person}
+                self._chosen = [corrected.get(person, person) for person in self._chosen]
 
     def _best(self, faces: Sequence[TrackedDetection]) -> TrackedDetection | None:
         choice = self._choice
@@ -174,6 +173,7 @@ class MainFace:
         """Returns the face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
         self._frames += 1
         time_s = Fraction(self._frames, MODEL_FPS)
-        chosen = self._chooser.choose(self._tracker.update(frame, time_s), time_s)
+        seen = self._tracker.update(frame, time_s)
+        chosen = self._chooser.choose(seen, time_s)
         aligned = self._aligner.advance({face.track_id: face.face for face, _ in chosen})
         return next(iter(aligned.values()), None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from latentsync_trt.face.align import composed, cut, inverse, transformed
+from latentsync_trt.face.align import composed, cut, inverse, similarity, transformed
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.geometry import MESH_SIDE_PX, Region, as_complex, face_of
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Picture, UInt8Array
@@ -57,7 +57,9 @@ def free_face(picture: Picture, mesh: Float32Array, before: UncoveredFace | None
     """
     from_frame = _view_around(mesh)
     view = cut(picture, from_frame, (_FACE_VIEW_PX, _FACE_VIEW_PX), outside=0)
-    motion = np.eye(2, 3) if before is None else _motion(before.mesh, mesh)
+    motion = np.eye(2, 3)
+    if before is not None:
+        motion = _motion(before.mesh, mesh)
     return UncoveredFace(mesh, from_frame, view, motion)
 
 
@@ -78,7 +80,8 @@ def covered_face(
         mask_from_frame: `(2, 3)`, frame pixels → pixels of the mask.
         motion_share: part of the last motion that is expected: less than 1 where that took longer.
     """
-    motion = np.eye(2, 3) + motion_share * (before.motion - np.eye(2, 3))
+    still = np.eye(2, 3)
+    motion = still + motion_share * (before.motion - still)
     mesh = transformed(before.mesh, motion)
     from_frame = _view_around(mesh)
     mask_to_view = composed(inverse(mask_from_frame), from_frame)
@@ -86,7 +89,7 @@ def covered_face(
     is_covered = cv2.dilate(_into_view(mask, mask_to_view), edge) >= _COVERED_LEVEL
     if _seen_share(is_covered, transformed(mesh, from_frame)) < _LEAST_SEEN:
         mesh = before.mesh
-        motion = np.eye(2, 3)
+        motion = still
 
     source = cut(picture, from_frame, (_FACE_VIEW_PX, _FACE_VIEW_PX), outside=0)
     before_to_frame = inverse(before.from_frame)
@@ -126,9 +129,7 @@ def _motion(before: Float32Array, after: Float32Array) -> Float64Array:
     spread = start - start.mean()
     factor = (spread.conj() @ end) / (spread.conj() @ spread)
     shift = end.mean() - factor * start.mean()
-    x_row = [factor.real, -factor.imag, shift.real]
-    y_row = [factor.imag, factor.real, shift.imag]
-    return np.array([x_row, y_row])
+    return similarity(factor, shift)
 
 
 def _into_view(image: UInt8Array, to_view: Float64Array) -> UInt8Array:

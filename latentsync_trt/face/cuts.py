@@ -183,8 +183,9 @@ def _is_dissolve(scenes: Sequence[Float32Array], now: Float32Array) -> bool:
     size = float(change @ change)
     halfway = 0
     for scene in scenes[1:]:
-        share = float((scene - first) @ change) / size
-        beside = scene - first - share * change
+        changed = scene - first
+        share = float(changed @ change) / size
+        beside = changed - share * change
         if float(beside @ beside) > _MOST_BESIDE**2 * size:
             return False
         halfway += _HALFWAY_FROM < share < _HALFWAY_TO
@@ -207,7 +208,8 @@ def _luma_of(picture: Picture, planes: YuvPlanes | None) -> UInt8Array:
     if planes.bits == 8:
         return np.asarray(planes.y, np.uint8)
     step = max(1, min(planes.y.shape) // _LUMA_SIDE_PX)
-    return (planes.y[::step, ::step] >> (planes.bits - 8)).astype(np.uint8)
+    levels = planes.y[::step, ::step] >> (planes.bits - 8)
+    return levels.astype(np.uint8)
 
 
 def _unlikeness(before: Float32Array, now: Float32Array) -> float:

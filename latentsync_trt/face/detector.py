@@ -110,7 +110,8 @@ class MediaPipeDetector:
         for points in candidates[:_MAX_CANDIDATES]:
             if any(_is_middle_in(points, face) for face in faces):
                 continue
-            face = self._face_in(picture, Region.of(points[:2].reshape(4), points[2], points[3]))
+            box = points[:2].reshape(4)
+            face = self._face_in(picture, Region.of(box, points[2], points[3]))
             if face is not None and overlap(face, faces) <= SAME_FACE_IOU:
                 faces.append(face)
 

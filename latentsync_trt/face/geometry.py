@@ -163,8 +163,9 @@ class Region:
         # network pixel further right and down.
         place = self.to_frame()
         matrix = np.zeros((3, 4))
-        matrix[:2, :2] = place[:, :2]
-        matrix[:2, 3] = place[:, 2] - place[:, :2] @ (0.5, 0.5)
+        linear = place[:, :2]
+        matrix[:2, :2] = linear
+        matrix[:2, 3] = place[:, 2] - linear @ (0.5, 0.5)
         matrix[2, 2] = self.side_px / MESH_SIDE_PX
         mesh = np.empty((POINTS, 1, 3), np.float32)
         cv2.transform(landmarks.reshape(mesh.shape), matrix, dst=mesh)
@@ -286,7 +287,8 @@ def distance_moved(before: Face, face: Face) -> float:
     """Returns how far the middle of a face has moved, in lengths of the longer side of its box
     before.
     """
-    shift = (face.box[:2] + face.box[2:] - before.box[:2] - before.box[2:]) / 2
+    corners = face.box[:2] + face.box[2:]
+    shift = (corners - before.box[:2] - before.box[2:]) / 2
     return float(np.hypot(*shift) / max(longer_side(before), 1.0))
 
 

@@ -156,6 +156,7 @@ def is_behind(face: Face, others: Sequence[OpenTrack]) -> bool:
     """Whether face or hair reach into the box of another face."""
     low, high = _reach(face)
     for other in others:
-        if (low < other.face.box[2:]).all() and (high > other.face.box[:2]).all():
+        box = other.face.box
+        if (low < box[2:]).all() and (high > box[:2]).all():
             return True
     return False

@@ -256,7 +256,8 @@ class FaceStats:
         if front != "free":
             _extend(self.in_front, frame, front)
         if not has_face:
-            _extend(self.untouched, frame, "other faces" if seen.faces else seen.why_none)
+            reason = "other faces" if seen.faces else seen.why_none
+            _extend(self.untouched, frame, reason)
         elif why_unpainted:
             _extend(self.untouched, frame, why_unpainted)
 

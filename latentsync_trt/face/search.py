@@ -96,7 +96,9 @@ class FaceSearch:
 
     def near(self, picture: Picture, expected: Face, last: Face) -> Face | None:
         """Returns the usable face near the place of `expected` that continues `last`."""
-        face = None if self._following is None else self._following.follow(picture, expected)
+        if self._following is None:
+            return None
+        face = self._following.follow(picture, expected)
         if face and is_usable(face) and overlap(last, [face]) >= CONTINUES_IOU:
             return face
         return None
@@ -135,7 +137,9 @@ class FaceSearch:
         on_side = [face for face in faces if is_usable(face, turned=True)]
         if on_side:
             self.why_none = ON_ITS_SIDE
-            self.turned_deg = round(roll_deg(max(on_side, key=box_area)) / 90) * 90 % 360
+            largest = max(on_side, key=box_area)
+            quarters = round(roll_deg(largest) / 90)
+            self.turned_deg = quarters * 90 % 360
         elif faces:
             self.why_none = "too small"
         elif any(turned_aside(face.points) > _MOST_TURNED_ASIDE for face in tracked):

@@ -187,7 +187,8 @@ def _person_text(tracks: Tracks, person: int) -> str:
     speaks = ""
     if tracks.turns is not None:
         speaks = f', "speaks": {json.dumps(tracks.turns_of(person))}'
-    spans = ",\n".join(_span_text(span.rows) for span in tracks.spans if span.person == person)
+    texts = [_span_text(span.rows) for span in tracks.spans if span.person == person]
+    spans = ",\n".join(texts)
     return f'{{"person": {person}{speaks}, "spans": [\n{spans}\n]}}'
 
 
@@ -197,7 +198,8 @@ def _span_text(rows: Float64Array) -> str:
         # The shortest numbers that are the same in float32, so that alignment is the same.
         shortest = [float(str(np.float32(value))) for value in pixels]
         frames.append([round(float(time_s), 6), *shortest])
-    text = json.dumps({"from_s": frames[0][0], "to_s": frames[-1][0], "frames": frames})
+    span = {"from_s": frames[0][0], "to_s": frames[-1][0], "frames": frames}
+    text = json.dumps(span)
     return text.replace("[[", "[\n[").replace("], [", "],\n[")
 
 

@@ -302,15 +302,16 @@ class FaceTracker:
         fully_seen = is_whole(face, view.picture) and not is_behind(face, others)
         look = view.look(face) if fully_seen else None
         lasts_s = track.steady.add(look, step.time_s)
-        is_certain = look is not None and lasts_s >= (
-            _LEARNED_S if track.is_decided else _DECIDED_S
-        )
+        least_s = _LEARNED_S if track.is_decided else _DECIDED_S
+        is_certain = look is not None and lasts_s >= least_s
         if is_certain and not track.is_decided:
-            self._shot.give(track, self._people.decide(track.person, face, look, track.beside))
+            person = self._people.decide(track.person, face, look, track.beside)
+            self._shot.give(track, person)
             track.is_decided = True
         if is_certain or was_searched:
-            is_best = fully_seen or not track.person.is_certain
-            track.person.learn(face, view.look(face) if is_best else None, is_certain=is_certain)
+            if not track.person.is_certain:
+                look = view.look(face)
+            track.person.learn(face, look, is_certain=is_certain)
 
 
 def _followed(search: FaceSearch, step: _Step) -> list[tuple[OpenTrack, Face]]:
@@ -360,4 +361,7 @@ def _is_other_shot(
 def _moves_on(place: _TrackPlace, face: Face) -> bool:
     """Whether a face is where its track went."""
     before = place.track.before
-    return before is not None and overlap(face, [between(before, place.face, 2)]) > _JUMP_IOU
+    if before is None:
+        return False
+    expected = between(before, place.face, 2)
+    return overlap(face, [expected]) > _JUMP_IOU

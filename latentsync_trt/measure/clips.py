@@ -79,7 +79,8 @@ def face_views(
     main_face = MainFace(MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):
         if len({frame.shape for frame in frames}) > 1:
-            sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)
+            shapes = [frame.shape for frame in frames]
+            sizes = ", ".join(f"{width}×{height}" for height, width, _ in shapes)
             raise InputError(
                 f"pictures of {sizes} px, source first; give videos of one size", usage=False
             )
@@ -96,7 +97,8 @@ def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
     """
     size = (resolution_px, resolution_px)
     small = cv2.resize(face, size, interpolation=cv2.INTER_AREA).astype(np.float32)
-    gray = np.rint((small - 127.5) * mouth_mask(resolution_px)[..., None] + 127.5).astype(np.uint8)
+    mask = mouth_mask(resolution_px)[..., None]
+    gray = np.rint((small - 127.5) * mask + 127.5).astype(np.uint8)
     return cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.measures import LipMeasure, Verdict
@@ -95,7 +96,7 @@ class Curves:
 def near_speech(levels_db: Float32Array) -> BoolArray:
     """Returns in which frames the mouth may move, `(n,)`; `levels_db (n, 3)`: see `Loudness`."""
     loud = np.pad(levels_db[:, 0] > SILENCE_DB, _NEAR_SPEECH_FRAMES)
-    near = np.lib.stride_tricks.sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
+    near = sliding_window_view(loud, 2 * _NEAR_SPEECH_FRAMES + 1)
     return np.asarray(near.any(axis=1), np.bool_)
 
 
@@ -124,9 +125,11 @@ def gap_of(mesh: Float32Array) -> float:
     """Returns the gap between the lips of a `mesh (468, 2 or 3)`, in distances between the outer
     corners of the eyes.
     """
-    *lips, left, right = mesh[_GAP_POINTS, :2].tolist()
+    *lips, left_eye, right_eye = mesh[_GAP_POINTS, :2].tolist()
     count = len(_UPPER_EDGE)
-    return fmean(map(math.dist, lips[:count], lips[count:])) / math.dist(left, right)
+    upper = lips[:count]
+    lower = lips[count:]
+    return fmean(map(math.dist, upper, lower)) / math.dist(left_eye, right_eye)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ def measure_following(gaps: Float32Array, voice_db: Float32Array) -> Following:
     return match.following(0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class _Fit:
     """How well lips agree with the voice so many frames before."""
 
@@ -199,14 +202,16 @@ class _Match:
         fits = list[_Fit]()
         for shift in range(middle - reach, middle + reach + 1):
             explained = self._voice(shift) @ self._weights(shift)
-            fits.append(_Fit(float(np.linalg.norm(explained)) / size, shift))
-        return max(fits, key=lambda fit: (fit.agreement, fit.shift))
+            agreement = float(np.linalg.norm(explained)) / size
+            fits.append(_Fit(agreement, shift))
+        return max(fits)
 
     def following(self, shift: int) -> Following:
         """Returns how lips follow that are late by about `shift` frames."""
         agreement = self.best(shift, ON_TIME_FRAMES).agreement
+        usual = float(self._chance.mean())
         deviation = float(self._chance.std()) or 1.0
-        return Following(agreement, (agreement - float(self._chance.mean())) / deviation, shift)
+        return Following(agreement, (agreement - usual) / deviation, shift)
 
     def is_surely_off_time(self, shift: int) -> bool:
         """Returns whether the delay exceeds `ON_TIME_FRAMES` with the weights of `shift`, whichever
@@ -214,12 +219,17 @@ class _Match:
         """
         shifts = np.arange(-_FARTHEST_FRAMES, _FARTHEST_FRAMES + 1)
         weights = self._weights(shift)
-        products = [self._movement * (self._voice(each) @ weights) for each in shifts.tolist()]
+        products = []
+        for each in shifts.tolist():
+            explained = self._voice(each) @ weights
+            products.append(self._movement * explained)
         seconds, starts = np.unique(self._with_face // MODEL_FPS, return_index=True)
         sums = np.add.reduceat(np.column_stack(products), starts)
         count = len(seconds)
-        draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _RESAMPLINGS)
-        least, most = np.quantile(shifts[(draws @ sums).argmax(axis=1)], _LIKELY).tolist()
+        random = np.random.default_rng(0)
+        draws = random.multinomial(count, np.full(count, 1 / count), _RESAMPLINGS)
+        best = shifts[(draws @ sums).argmax(axis=1)]
+        least, most = np.quantile(best, _LIKELY).tolist()
         return bool(least > ON_TIME_FRAMES or most < -ON_TIME_FRAMES)
 
 
@@ -228,7 +238,9 @@ def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
     without any.
     """
     counted = gaps[silent & ~np.isnan(gaps)]
-    return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
+    if not counted.size:
+        return math.nan
+    return float((counted < CLOSED_GAP).mean())
 
 
 class Loudness:
@@ -246,9 +258,11 @@ class Loudness:
         for block in blocks:
             yield block
             samples = np.concatenate([rest, block])
-            whole, rest = np.split(samples, [len(samples) - len(samples) % _SAMPLES_PER_HALF])
-            powers.append(_powers_per_half(whole))
-        powers.append(_powers_per_half(np.pad(rest, (0, -len(rest) % _SAMPLES_PER_HALF))))
+            end = len(samples) - len(samples) % _SAMPLES_PER_HALF
+            rest = samples[end:]
+            powers.append(_powers_per_half(samples[:end]))
+        last = np.pad(rest, (0, -len(rest) % _SAMPLES_PER_HALF))
+        powers.append(_powers_per_half(last))
         self._powers = np.concatenate(powers)
 
     def levels_db(self) -> Float32Array:
@@ -260,7 +274,8 @@ class Loudness:
         before = np.concatenate([self._powers[:1], self._powers[1::2]])
         means = (after + before[: len(after)]) / 2
         peaks = np.maximum(means.max(axis=0, initial=0.0), _NO_POWER)
-        return np.asarray(10 * np.log10(np.maximum(means / peaks, 1e-10)), np.float32)
+        shares = np.maximum(means / peaks, 1e-10)
+        return np.asarray(10 * np.log10(shares), np.float32)
 
 
 def loudness_of(blocks: Iterable[Float32Array]) -> Float32Array:
@@ -278,7 +293,8 @@ def _powers_per_half(samples: Float32Array) -> Float64Array:
     spectra = np.square(np.abs(np.fft.rfft(halves * _TAPER)))
     powers = [np.square(halves).mean(axis=1, dtype=np.float64)]
     for low_hz, high_hz in _BANDS_HZ:
-        powers.append(spectra[:, (low_hz <= _HZ) & (high_hz > _HZ)].sum(axis=1))
+        is_in_band = (low_hz <= _HZ) & (high_hz > _HZ)
+        powers.append(spectra[:, is_in_band].sum(axis=1))
     return np.stack(powers, axis=1)
 
 

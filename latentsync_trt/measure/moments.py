@@ -51,8 +51,9 @@ def _rounded(words: Sequence[SpokenWord], frames: int) -> BoolArray:
 def _from_the_middle(silent: BoolArray) -> np.ndarray:
     """Returns how far each frame `(n,)` is from the middle of the longest silence."""
     spans = runs_of_true(silent)
-    longest = max(spans, key=lambda span: span[1] - span[0], default=(0, 0))
-    return np.abs(np.arange(len(silent)) - sum(longest) / 2)
+    start, end = max(spans, key=lambda span: span[1] - span[0], default=(0, 0))
+    middle = (start + end) / 2
+    return np.abs(np.arange(len(silent)) - middle)
 
 
 def _label(kind: str, index: int, words: Sequence[SpokenWord]) -> str:

@@ -92,7 +92,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def jpeg(rgb: UInt8Array, height_px: int) -> bytes:
     """Returns a picture as a JPEG file of this height."""
-    width_px = max(1, round(rgb.shape[1] * height_px / rgb.shape[0]))
+    height, width = rgb.shape[:2]
+    width_px = max(1, round(width * height_px / height))
     small = cv2.resize(rgb, (width_px, height_px), interpolation=cv2.INTER_AREA)
     bgr = cv2.cvtColor(small, cv2.COLOR_RGB2BGR)
     return bytes(cv2.imencode(".jpg", bgr)[1])
@@ -191,8 +192,10 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     axes.set(xlim=(0, width_px), ylim=(0, height_px))
     for column, faces in enumerate(columns.values()):
         figure.figimage(np.vstack(faces), _LABELS_PX + column * SHOWN_PX, _FOOT_PX)
-    axes.set_xticks((np.arange(len(columns)) + 0.5) * SHOWN_PX, [*columns])
-    axes.set_yticks((np.arange(len(rows), 0, -1) - 0.5) * SHOWN_PX, rows)
+    from_left = np.arange(len(columns))
+    from_bottom = np.arange(len(rows))[::-1]
+    axes.set_xticks((from_left + 0.5) * SHOWN_PX, [*columns])
+    axes.set_yticks((from_bottom + 0.5) * SHOWN_PX, rows)
     axes.tick_params(length=0, labelsize=13)
     return figure
 
@@ -203,5 +206,6 @@ def contact_sheet(people: Sequence[PersonSummary], portraits: Mapping[int, UInt8
     """
     columns = dict[str, Sequence[UInt8Array]]()
     for person in people:
-        columns[f"{person.number}: {person.seen_s:.1f} s"] = [portraits[person.number]]
+        label = f"{person.number}: {person.seen_s:.1f} s"
+        columns[label] = [portraits[person.number]]
     return face_grid(("person",), columns)

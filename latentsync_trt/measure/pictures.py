@@ -49,10 +49,9 @@ def generated_area(side_px: int) -> FaceArea:
     """Returns the rectangle around the pixels of an aligned face that are generated; the rest is
     the source's.
     """
-    rows, columns = np.nonzero(mouth_mask(side_px) < 0.5)
-    row_range = slice(int(rows.min()), int(rows.max()) + 1)
-    column_range = slice(int(columns.min()), int(columns.max()) + 1)
-    return row_range, column_range
+    is_generated = (mouth_mask(side_px) < 0.5).astype(np.uint8)
+    left, top, width, height = cv2.boundingRect(is_generated)
+    return slice(top, top + height), slice(left, left + width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,8 @@ class Likeness:
 
 def frame_likeness(a: UInt8Array, b: UInt8Array) -> FrameLikeness:
     """Compares two pictures `(H, W, 3)`, H and W at least 11."""
-    return FrameLikeness(cv2.norm(a, b, cv2.NORM_L2SQR) / a.size, ssim(a, b))
+    mean_square = cv2.norm(a, b, cv2.NORM_L2SQR) / a.size
+    return FrameLikeness(mean_square, ssim(a, b))
 
 
 def clip_likeness(frames: Sequence[FrameLikeness]) -> Likeness:
@@ -131,7 +131,8 @@ def clip_likeness(frames: Sequence[FrameLikeness]) -> Likeness:
             "no frame shows a face: nothing to compare; give another clip", usage=False
         )
     mean_square = fmean(frame.mean_square for frame in frames)
-    return Likeness(decibels(mean_square), fmean(frame.ssim for frame in frames), len(frames))
+    mean_ssim = fmean(frame.ssim for frame in frames)
+    return Likeness(decibels(mean_square), mean_ssim, len(frames))
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:

@@ -215,18 +215,15 @@ class Quality:
 
 def _before_and_after(frame: Frame, sample: PaintSample) -> tuple[bytes, bytes]:
     """Returns JPEG files of a face and its surroundings."""
-    box = sample.source.box.astype(np.float64)
-    margin = _MARGIN_SHARE * max(box[2] - box[0], box[3] - box[1])
+    low, high = sample.source.box.astype(np.float64).reshape(2, 2)
+    margin = _MARGIN_SHARE * (high - low).max()
     height, width = frame.picture.shape[:2]
-    begin = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int)
-    end = np.clip(box[2:] + margin, begin + 1, (width, height)).astype(int)
-    left, top = begin.tolist()
-    right, bottom = end.tolist()
-    after = _with_patch(frame, sample.patch)
-    return (
-        jpeg(frame.picture[top:bottom, left:right], _PICTURE_HEIGHT_PX),
-        jpeg(after[top:bottom, left:right], _PICTURE_HEIGHT_PX),
-    )
+    begin = np.clip(low - margin, 0, (width - 1, height - 1)).astype(int)
+    end = np.clip(high + margin, begin + 1, (width, height)).astype(int)
+    columns, rows = map(slice, begin.tolist(), end.tolist())
+    before = frame.picture[rows, columns]
+    after = _with_patch(frame, sample.patch)[rows, columns]
+    return jpeg(before, _PICTURE_HEIGHT_PX), jpeg(after, _PICTURE_HEIGHT_PX)
 
 
 def _with_patch(frame: Frame, patch: Patch) -> UInt8Array:
@@ -234,7 +231,9 @@ def _with_patch(frame: Frame, patch: Patch) -> UInt8Array:
     after = np.array(frame.picture)
     high, wide = patch.weight.shape
     area = after[patch.y_px :, patch.x_px :][:high, :wide]
-    area[...] = np.rint(area + patch.weight[..., None] * (patch.rgb / np.float32(257) - area))
+    weight = patch.weight[..., None]
+    levels = patch.rgb / np.float32(257)
+    area[...] = np.rint(area + weight * (levels - area))
     return after
 
 

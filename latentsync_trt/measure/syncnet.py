@@ -93,8 +93,9 @@ class SyncNet:
         channels = np.moveaxis(views[..., ::-1], -1, 0)  # BGR, as OpenCV reads pictures
         windows = sliding_window_view(channels, _FRAMES_PER_WINDOW, axis=1)
         faces = np.moveaxis(windows, (1, -1), (0, 2)).astype(np.float32)
-        steps = sliding_window_view(cepstra, _STEPS_PER_WINDOW, axis=0)[::_STEPS_PER_FRAME, None]
-        arrays = (np.ascontiguousarray(faces), np.ascontiguousarray(steps))
+        steps = sliding_window_view(cepstra, _STEPS_PER_WINDOW, axis=0)
+        by_frame = steps[::_STEPS_PER_FRAME, None]
+        arrays = (np.ascontiguousarray(faces), np.ascontiguousarray(by_frame))
         lips, speech = self._session.run(dict(zip(SYNCNET_INPUTS, arrays, strict=True)))
         return Embeddings(lips, speech)
 
@@ -177,11 +178,11 @@ class SyncMeter:
             high = min(first + count + REACH, end)
             last_step = (high - 1) * _STEPS_PER_FRAME + _STEPS_PER_WINDOW
             views = np.stack(self._views[: count + _FRAMES_PER_WINDOW - 1])
-            embeddings = self._network.embed(
-                views, self._cepstra[low * _STEPS_PER_FRAME : last_step]
-            )
-            missing = (low - first + REACH, first + count + REACH - high)
-            speech = np.pad(embeddings.speech, (missing, (0, 0)))
+            heard = self._cepstra[low * _STEPS_PER_FRAME : last_step]
+            embeddings = self._network.embed(views, heard)
+            before = low - (first - REACH)
+            after = first + count + REACH - high
+            speech = np.pad(embeddings.speech, ((before, after), (0, 0)))
             around = sliding_window_view(speech, 2 * REACH + 1, axis=0)
             differences = embeddings.lips[:, :, None] - around + np.float32(_EPSILON)
             self._distances.append(np.linalg.norm(differences, axis=1))
@@ -192,7 +193,8 @@ class SyncMeter:
         of them.
         """
         self._end()
-        table = np.concatenate([np.zeros((0, 2 * REACH + 1), np.float32), *self._distances])
+        nothing = np.zeros((0, 2 * REACH + 1), np.float32)
+        table = np.concatenate([nothing, *self._distances])
         self._distances = []
         if len(table) < _LEAST_WINDOWS:
             return None
@@ -207,7 +209,8 @@ def view_of(frame: Picture, face: AlignedFace) -> UInt8Array:
     """Returns what SyncNet sees of a face in a `frame`, uint8 `(H, W, 3)` RGB, upright: uint8
     `(224, 224, 3)` RGB.
     """
-    matrix = rescaled(face, (75 * _VIEW_UNIT_PX, 100 * _VIEW_UNIT_PX))
+    size_px = (75 * _VIEW_UNIT_PX, 100 * _VIEW_UNIT_PX)
+    matrix = rescaled(face, size_px)
     matrix[:, 2] -= (_VIEW_UNIT_PX * _VIEW_LEFT, _VIEW_UNIT_PX * _VIEW_TOP)
     return cut(frame, matrix, VIEW_SIZE_PX, _OUTSIDE_LEVEL)
 

@@ -320,7 +320,7 @@ class FaceFinder:
 def _part_of_mask(picture: Picture, matrix: Float64Array, crop_px: tuple[int, int]) -> FrameMask:
     """Returns the part of a mask of the frame's size that lies over a crop."""
     area = frame_rectangle(matrix, crop_px, picture.shape)
-    levels = picture[area.top : area.bottom, area.left : area.right][..., 1]
+    levels = area.of(picture)[..., 1]
     from_frame = np.array([[1.0, 0, -area.left], [0, 1, -area.top]])
     return FrameMask(from_frame, levels.copy())
 
