@@ -82,6 +82,7 @@ WRONG_USAGE = [
     ("export --syncnet in.wav --output syncnet", "syncnet.onnx: exists already"),
     ("snyc in.mp4 in.wav", "no such command 'snyc'; did you mean sync?"),
     ("sync in.mp4 in.wav in.wav", "in.wav: is one file too many"),
+    ("demo --video demo/out.mp4", "out.mp4: is also an input; choose another name"),
     ("sync", "no video; give one and its speech"),
     ("cache prune", "missing option '--max-gb'"),
     ("live", "missing option '--video'"),
@@ -116,6 +117,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "empty.mp4").touch()
     (folder / "jobs.csv").write_text("vidoe,audio\nin.mp4,in.wav\n")
     (folder / "syncnet").mkdir()
+    (folder / "demo").mkdir()
+    write_video(folder / "demo" / "out.mp4", numbered(2))
     for name in ("there.mp4", "in-synced.mov", "syncnet/syncnet.onnx"):
         (folder / name).touch()
     (folder / "tables.toml").write_text("[snyc]\n")

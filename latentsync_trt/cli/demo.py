@@ -32,7 +32,8 @@ class DemoRequest:
 @flags.takes(DemoRequest)
 def demo(request: DemoRequest) -> None:
     """Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech
-    and mouth over time) to the folder, and prints how well the lips follow.
+    and mouth over time) to the folder, over those of an earlier run, and prints how well the lips
+    follow.
     """
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import read_manifest
@@ -40,12 +41,10 @@ def demo(request: DemoRequest) -> None:
     from latentsync_trt.files import whole_file
     from latentsync_trt.measure.demo_pictures import SIDE_BY_SIDE, SYNC_PLOT, write_demo_pictures
     from latentsync_trt.media.demo_clip import SENTENCE, choose_clip
-    from latentsync_trt.media.files import check_file, writing
+    from latentsync_trt.media.files import writing
     from latentsync_trt.sync.api import LipSync
 
-    for path in (request.audio, request.video):
-        if path is not None:
-            check_file(path)
+    _check_files(request)
     folder = request.output
     make_folder(folder)
     clip = choose_clip(request.video, request.audio, folder, SOURCE)
@@ -66,3 +65,16 @@ def demo(request: DemoRequest) -> None:
     show_report(replace(report, output=str(result)), notices)
     echo(f"lips: {lips}")
     echo(f"look at {result}, {folder / SIDE_BY_SIDE} and {folder / SYNC_PLOT}")
+
+
+def _check_files(request: DemoRequest) -> None:
+    """Checks that the inputs are files, and that none of them is written over."""
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.media.output_path import check_output_path
+
+    inputs = [path for path in (request.audio, request.video) if path is not None]
+    for path in inputs:
+        check_file(path)
+    check_output_path(request.output / RESULT, *inputs, overwrite=True)
+    if request.video is None:
+        check_output_path(request.output / SOURCE, *inputs, overwrite=True)

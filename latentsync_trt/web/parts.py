@@ -52,7 +52,7 @@ _LABELS = {
     "guidance": "Guidance (0 to 20)",
     "extend": "Video too short",
     "crf": "Picture quality",
-    "mark": "Say that AI changed it",
+    "mark": "Mark as AI-edited",
     "fps": "Frame rate",
     "report": "Page with measures",
 }

@@ -122,7 +122,7 @@ def analyze_upload(video: Path, limits: Limits, on_progress: OnProgress) -> Uplo
             check.check_source_face(portrait, faces[0], detector)
         caption = f"Person {person.number}"
         if person.seen_s:
-            caption += f" · {person.seen_s:.1f} s"
+            caption += f" · {person.seen_s:.1f}\N{NO-BREAK SPACE}s"
         people.append(UploadedPerson(portrait, caption, bool(faces) and not check.text))
     return UploadAnalysis(detect_speakers(video, tracks)[0], tuple(people))
 
