@@ -193,7 +193,7 @@ def delays_of(video: Path, audio: Path) -> Delays:
     there. Raises `MediaError`.
     """
     is_one_file = is_same_file(video, audio)
-    picture_s = probe(video).start_s if is_one_file else _first_picture_s(audio)
+    picture_s = probe(video).start_s if is_one_file else first_picture_s(audio)
     sound_s = first_sample_s(audio)
     if picture_s is None or sound_s is None:
         return Delays()
@@ -208,7 +208,7 @@ def delays_of(video: Path, audio: Path) -> Delays:
     return Delays()
 
 
-def _first_picture_s(path: Path) -> Fraction | None:
+def first_picture_s(path: Path) -> Fraction | None:
     """Returns the first stamp of the pictures of a file, which need not be decoded; None without
     any.
     """

@@ -10,6 +10,8 @@ from latentsync_trt.errors import Notices
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.ending import notices_of_ending
 from latentsync_trt.media.playback import notices_of_rate
+from latentsync_trt.media.speech_file import notices_of_speech_file
+from latentsync_trt.paths import is_same_file
 from latentsync_trt.runtime.model import Model
 from latentsync_trt.sync.caller import CallerProgress
 from latentsync_trt.sync.dubbed_turns import assign_speech
@@ -89,6 +91,8 @@ def _notices_of_inputs(run: RunContext) -> Iterator[str]:
         yield sound.notice
     for path in dict.fromkeys((inputs.video, *sound.files)):
         yield from notices_of_ending(path)
+        if not is_same_file(path, inputs.video):
+            yield from notices_of_speech_file(path, inputs.options.offset)
 
 
 def resolve_inputs(
