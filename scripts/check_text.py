@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path("latentsync_trt")
-MOST_NODES = 269_500
+MOST_NODES = 270_700
 MOST_NODES_PER_LINE = {"": 9.15, "audio": 12, "compositing": 12, "face": 12, "measure": 12}
 MOST_NODES_PER_LINE |= {"export": 10, "media": 10, "quantize": 10}
 PACKED = (ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

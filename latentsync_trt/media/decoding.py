@@ -12,10 +12,11 @@ import av
 from av import FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
 from av.stream import Disposition, Stream
-from av.video.reformatter import ColorRange, Colorspace
+from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import UNSPECIFIED
+from latentsync_trt.media.color_profile import color_profile_of
 from latentsync_trt.media.files import codec_name
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.heif import compose_photo
@@ -47,6 +48,13 @@ def is_photo(stream: Stream) -> bool:
     return stream.type == "video" and stream.frames == 1 and stream.duration is None
 
 
+def is_still(stream: Stream) -> bool:
+    """Returns whether a file is a single picture, by FFmpeg's names for such files or as a photo of
+    HEIF.
+    """
+    return stream.container.format.name.endswith("_pipe") or is_photo(stream)
+
+
 def is_tile(stream: Stream) -> bool:
     return is_photo(stream) and bool(stream.disposition & Disposition.dependent)
 
@@ -60,6 +68,7 @@ def decode_pictures(
     if has_tiles and not stream.disposition & Disposition.default:
         frames = iter([compose_photo(path, container)])
     is_untagged = container.format.name in _UNTAGGED_PICTURES
+    profile = color_profile_of(path) if is_still(stream) else None
     crop = _crop(stream)
     first_size = ""
     for frame in frames:
@@ -75,6 +84,9 @@ def decode_pictures(
         if is_untagged and frame.color_range == ColorRange.UNSPECIFIED:
             frame.color_range = ColorRange.JPEG
             frame.colorspace = Colorspace.ITU601
+        if profile is not None and profile.is_display_p3:
+            frame.color_primaries = ColorPrimaries.SMPTE432
+            frame.color_trc = ColorTrc.IEC61966_2_1
         if crop:
             yield apply_filters([frame], ("crop", crop))
         else:

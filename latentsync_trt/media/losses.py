@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from io import BytesIO
+from pathlib import Path
 
 import av
 from av import Packet
 from av.stream import AttachmentStream, Disposition, Stream
 
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media.color_profile import color_profile_of
 from latentsync_trt.media.contents import Contents, open_output
+from latentsync_trt.media.decoding import is_still
 from latentsync_trt.media.files import codec_name, open_input
 from latentsync_trt.media.other_streams import (
     TrackTags,
@@ -18,6 +21,7 @@ from latentsync_trt.media.other_streams import (
     other_streams,
     track_tags,
 )
+from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.tags import is_mark
 from latentsync_trt.media.timing import stamp_packet
 
@@ -50,10 +54,21 @@ def losses(contents: Contents) -> Iterator[str]:
                     fits_mkv = fits_container(stream, ".mkv")
                     cure = f": {suffix} cannot hold it, .mkv can" if fits_mkv else ""
                     yield f"{_stream_label(stream)} is left out{cure}"
+            yield from _lost_profile(source, video_stream(source, container))
             for name, value in container.metadata.items():
                 if name.lower() == "timecode":
                     yield f"the timecode {value} is left out"
         yield from _lost_tags(contents)
+
+
+def _lost_profile(source: Path, stream: Stream) -> Iterator[str]:
+    """Names the color profile of a photo for which video has no tag."""
+    profile = color_profile_of(source) if is_still(stream) else None
+    if profile is not None and not (profile.is_srgb or profile.is_display_p3):
+        yield (
+            f"the color profile {profile.name} is left out: colors look paler; "
+            "to keep them, convert the photo to sRGB first"
+        )
 
 
 def _stream_label(stream: Stream) -> str:

@@ -25,7 +25,7 @@ from latentsync_trt.media.decoding import (
     chroma_place_of,
     decode_pictures,
     decoding_mark,
-    is_photo,
+    is_still,
     top_field_first,
 )
 from latentsync_trt.media.ending import end_of, knows_end
@@ -145,8 +145,7 @@ def _picture_duration_s(
     """
     container = cast(InputContainer, stream.container)
     period_s = period_of(rate)
-    # FFmpeg's name for a still picture
-    if container.format.name.endswith("_pipe") or is_photo(stream):
+    if is_still(stream):
         return period_s
     if stream.duration is not None and stream.time_base is not None and knows_end(container):
         return stream.duration * stream.time_base
