@@ -1,7 +1,7 @@
 """Send a clip to a running `latentsync-trt serve`, follow the job, and fetch the result. Needs `pip
 install httpx`.
 
-In another terminal, after `pip install "latentsync-trt[serve]"`: latentsync-trt serve --bundle demo
+In another terminal, after `pip install ".[serve]"`: latentsync-trt serve --bundle demo
 
 python serve_client.py
 python serve_client.py in.mp4 speech.wav --url https://lips.example.com

@@ -156,6 +156,14 @@ def test_exit_code_and_message(line: str, words: str, code: int) -> None:
     assert "Usage:" not in err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a place where root makes no folder")
+@pytest.mark.usefixtures("place")
+def test_a_service_says_that_its_folder_cannot_be_made() -> None:
+    code, out, err = call("serve --bundle SMALL --folder /proc/jobs")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: /proc/jobs: cannot be written (")
+
+
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("line", [WRONG_USAGE[0][0], FAILED[-1][0]])
 def test_errors_are_json_where_asked(line: str) -> None:

@@ -17,7 +17,7 @@ from latentsync_trt.cli import options as flags
 from latentsync_trt.cli.show import print_line
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
-from latentsync_trt.paths import user_folder
+from latentsync_trt.paths import make_folder, user_folder
 from latentsync_trt.serve.admission import Limits
 
 _KEY = "LATENTSYNC_TRT_API_KEY"
@@ -101,6 +101,7 @@ def _start(name: str, request: ServeRequest) -> None:
         server.log_to_stderr()
     folder = request.folder or user_folder("data") / name
     bundle = request.bundle or str(find_bundle(None)[0])
+    make_folder(folder)
     settings = WorkerSettings(bundle, request.provider, request.runtime)
     workers = make_workers(settings, request.workers, ray=request.ray, on_notice=print_line)
     with (
