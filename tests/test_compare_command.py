@@ -71,6 +71,7 @@ def test_json_and_page_have_bundles_settings_faces_and_lips_and_no_paths(folder:
     mouth = clip["areas"]["mouth"]
     assert f"<td>{mouth['psnr_db']:.1f} dB, SSIM {mouth['ssim']:.4f}" in page
     assert "perturbed (fp32) against demo (fp32)" in page
+    assert "A: demo (fp32); B: perturbed (fp32)" in page
     assert 'src="data:image/png;base64,' in page
     assert 'src="report.mp4"' in page
     assert "<script" not in page

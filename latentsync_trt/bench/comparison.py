@@ -185,6 +185,7 @@ def write_comparison(
         page,
         "compare.html.j2",
         title=f"{sides.names[1]} against {sides.names[0]}",
+        names=sides.names,
         heads=COMPARISON_HEADS,
         lines=comparison.lines,
         settings=sides.settings,

@@ -102,4 +102,5 @@ def _print_comparison(outcome: Comparison, page: Path) -> None:
     print_table(COMPARISON_HEADS, outcome.lines)
     for note in sides.notes():
         echo(f"note: {note}", err=True)
-    echo(f"{page.with_suffix('.mp4')}: side by side\n{page}: all of it, with plots")
+    echo(f"{page.with_suffix('.mp4')}: side by side\n{page.with_suffix('.png')}: moments")
+    echo(f"{page}: all of it, with plots")
