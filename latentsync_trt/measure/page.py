@@ -158,7 +158,7 @@ def sync_figure(
         kind = label.partition("\n")[0]
         lips.annotate(kind, place, (6, 6), textcoords="offset points", fontsize=9)
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
-    lips.set(xlim=(0, len(first) / MODEL_FPS), ylim=(0, 1.05 * top), xlabel="time, s")
+    lips.set(xlim=(0, len(first) / MODEL_FPS), ylim=(0, 1.12 * top), xlabel="time, s")
     lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
     figure.legend(loc="outside lower center", ncols=6, frameon=False)
     if title:
