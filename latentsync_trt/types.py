@@ -153,6 +153,8 @@ class Frame:
     """Whether a part of the picture is missing or wrong in the source's file."""
     new_aspect: Fraction | None = None
     """Width / height of its pixels, where that is no longer the first picture's."""
+    has_captions: bool = False
+    """Whether it is the first one in the source with closed captions (CEA-608, CEA-708)."""
 
     @property
     def rgb(self) -> UInt8Array:

@@ -22,6 +22,7 @@ from latentsync_trt.media.encoders import CONTAINERS, problem_of
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.pictures import LazyRgb, picture_info
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import stamp_packet
 from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
 from tests.clips import frame_at, numbered, open_writer, rewritten, write_video
 from tests.pictures import HDR10
@@ -170,6 +171,26 @@ def test_captions_within_the_picture_are_named(tmp_path: Path) -> None:
     )
     (notice,) = rewritten(clip, tmp_path / "out.mp4").notices
     assert re.search("closed captions .* left out", notice)
+
+
+def test_captions_that_begin_later_are_seen(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(6), options={"preset": "ultrafast"})
+    captions = b"\xb5\0\x31GA94\x03\x41\xff\xfc\xc8\xe9\xff"
+    message = b"\6\4" + bytes([len(captions)]) + captions + b"\x80"
+    film = tmp_path / "film.mp4"
+    with av.open(str(clip)) as source, av.open(str(film), "w") as container:
+        copy = container.add_stream_from_template(source.streams.video[0])
+        for index, packet in enumerate(source.demux(video=0)):
+            if not packet.size:
+                continue
+            is_captioned = index >= 3
+            prefix = len(message).to_bytes(4, "big") + message if is_captioned else b""
+            written = av.Packet(prefix + bytes(packet))
+            written.is_keyframe = packet.is_keyframe
+            stamp_packet(written, copy, index, 25)
+            container.mux(written)
+    assert [frame.has_captions for frame in read_frames(film)] == [False] * 3 + [True] + [False] * 2
+    assert not probe(film).captions
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])

@@ -39,6 +39,10 @@ _TOP_FIELD_FIRST = {2: True, 3: False, 4: True, 5: False}
 stored and shown.
 """
 
+_CAPTIONED_CODECS = ("h264", "hevc", "mpeg2video")
+_CAPTIONS = b"GA94\x03"
+"""What closed captions begin with in a packet (ATSC A/53)."""
+
 _UNTAGGED_PICTURES = ("j2k_pipe", "tiff_pipe")
 """FFmpeg's names of JPEG 2000 and TIFF: their Y'CbCr is that of JPEG, which it does not say."""
 
@@ -103,25 +107,35 @@ class DecodingMark:
     """Width / height of its pixels, where that is not the first picture's any more. Decoders of
     several threads tell it up to a few pictures early.
     """
+    has_captions: bool = False
+    """Whether it is the first picture with closed captions."""
 
 
 def _decode_marked(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """Yields the pictures of a stream. They get a mark where FFmpeg says that their packet is
-    damaged, or that the shape of pixels has changed, as neither is a property of PyAV's frames.
+    damaged, or that the shape of pixels has changed, as neither is a property of PyAV's frames, and
+    the first one with captions.
     """
     damaged = set[int | None]()
+    captioned: int | None = None
+    may_have_captions = codec_name(stream) in _CAPTIONED_CODECS
     is_by_decoding = container.format.name == "avi" and codec_name(stream) == "mpeg4"
     last_stamp: int | None = None
     first_aspect: Fraction | None = None
     for packet in container.demux(stream):
         if packet.is_corrupt and packet.pts is not None:
             damaged.add(packet.pts)
+        if may_have_captions and packet.pts is not None and _CAPTIONS in bytes(packet):
+            captioned = packet.pts
+            may_have_captions = False
         for frame in packet.decode():
             aspect = stream.codec_context.sample_aspect_ratio
             first_aspect = first_aspect or aspect
             new_aspect = None if aspect == first_aspect else aspect
-            if frame.pts in damaged or new_aspect is not None:
-                frame.opaque = DecodingMark(frame.pts in damaged or frame.is_corrupt, new_aspect)
+            has_captions = captioned is not None and frame.pts == captioned
+            if frame.pts in damaged or new_aspect is not None or has_captions:
+                is_damaged = frame.pts in damaged or frame.is_corrupt
+                frame.opaque = DecodingMark(is_damaged, new_aspect, has_captions)
             if is_by_decoding:
                 last_stamp = _decoding_stamp(frame, last_stamp)
                 frame.pts = last_stamp

@@ -37,6 +37,12 @@ KEYFRAMES_S = Fraction(2)
 without the rest, and to which players seek. 10 s of a still shot grow by 16 % with x265, 23 % with
 x264 and 35 % with SVT-AV1, beside 10 s.
 """
+LOST_CAPTIONS = (
+    "closed captions within the picture (CEA-608, CEA-708) are left out; "
+    'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
+)
+"""What is told of them."""
+
 _WITHOUT_INTERVAL = ("ffv1", "prores_ks")
 """Encoders whose keyframes are nearer than that anyway."""
 
@@ -321,10 +327,7 @@ def _losses_of_encoder(encoder: VideoEncoder, info: VideoInfo) -> Iterator[str]:
             "display and light levels; color tags are kept"
         )
     if info.captions:
-        yield (
-            "closed captions within the picture (CEA-608, CEA-708) are left out; "
-            'keep them in a file: ffmpeg -f lavfi -i "movie=VIDEO[out+subcc]" -map s captions.srt'
-        )
+        yield LOST_CAPTIONS
     if not encoder.keeps_fields:
         yield f"{encoder.ffmpeg} does not store that the picture is interlaced"
     if info.interlaced:

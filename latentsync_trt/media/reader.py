@@ -132,6 +132,7 @@ def read_frames(
             planes,
             damaged=mark.is_damaged,
             new_aspect=mark.new_aspect,
+            has_captions=mark.has_captions,
         )
     if decoded is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")

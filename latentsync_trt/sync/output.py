@@ -8,6 +8,7 @@ from pathlib import Path
 from latentsync_trt.face.people import FaceStats
 from latentsync_trt.face.search import TURNED_AWAY
 from latentsync_trt.measures import Interval
+from latentsync_trt.media.encoder_choice import LOST_CAPTIONS
 from latentsync_trt.media.pictures import small_rgb
 from latentsync_trt.spans import Span, joined
 from latentsync_trt.sync.faces import FrameJob
@@ -137,12 +138,16 @@ class _SourceProblems:
         """Damaged pictures, in times of the source."""
         self._new_aspect: tuple[Fraction, Fraction] | None = None
         """The first other aspect of pixels, and its time in the source."""
+        self._captions_s = Fraction(0)
+        """When captions begin in the source; those of its first picture are told before."""
 
     def add(self, frame: Frame) -> None:
         if frame.damaged:
             self._damaged.add(Span(frame.source_s, frame.source_s + frame.duration_s))
         if frame.new_aspect is not None and self._new_aspect is None:
             self._new_aspect = (frame.new_aspect, frame.source_s)
+        if frame.has_captions:
+            self._captions_s = frame.source_s
 
     def notices(self, video: Path) -> list[str]:
         notices = []
@@ -159,4 +164,6 @@ class _SourceProblems:
                 f"{video}: {change}, and the output keeps the first one; "
                 f"make its pixels square first: {command}"
             )
+        if self._captions_s:
+            notices.append(f"from {float(self._captions_s):.1f} s on, {LOST_CAPTIONS}")
         return notices
