@@ -108,7 +108,8 @@ class _FaceComparison:
                 self._likeness[name].append(frame_likeness(a[area], b[area]))
             row = _row(source, a, b)
             if index in self._moments:
-                self._columns[self._moments[index]] = row
+                label = self._moments[index]
+                self._columns[label] = row
             yield np.hstack(row)
 
     def grid(self) -> "Figure":

@@ -45,7 +45,9 @@ def write_demo_pictures(
     columns = dict[str, Sequence[UInt8Array]]()
     for index, faces in zip(sorted(moments), face_views(frames, SHOWN_PX), strict=False):
         if faces is not None:
-            columns[moments[index]] = (faces[0], masked(faces[0], resolution_px), faces[1])
+            source, painted = faces
+            label = moments[index]
+            columns[label] = (source, masked(source, resolution_px), painted)
     rows = ("source", "masked", "result")
     write_png(result.with_name(SIDE_BY_SIDE), face_grid(rows, columns))
     return lips

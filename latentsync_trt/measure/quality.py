@@ -104,8 +104,9 @@ class _LipsOfSpeaker:
         gaps = np.array(self._gaps, np.float64)
         count = max(len(levels_db), int(indices.max()) + 1)
         frames = np.bincount(indices, minlength=count)
+        sums = np.bincount(indices, gaps, count)
         means = np.full(count, np.nan)
-        np.divide(np.bincount(indices, gaps, count), frames, out=means, where=frames > 0)
+        np.divide(sums, frames, out=means, where=frames > 0)
         silence = ((0, count - len(levels_db)), (0, 0))
         levels_db = np.pad(levels_db, silence, constant_values=-100.0)
         return Curves(means.astype(np.float32), levels_db)
@@ -201,7 +202,8 @@ class Quality:
         times = []
         for start_s, person, lips in zip(self.starts_s, self.people, self._lips, strict=True):
             name = "speech" if person is None else person_name(person)
-            for first, end in runs_of_true(near_speech(lips.loudness.levels_db())):
+            is_spoken = near_speech(lips.loudness.levels_db())
+            for first, end in runs_of_true(is_spoken):
                 begin_s = max(Fraction(0), start_s + Fraction(first, MODEL_FPS))
                 end_s = min(duration_s, start_s + Fraction(end, MODEL_FPS))
                 if begin_s < end_s:

@@ -41,6 +41,8 @@ def _of_each_person(kind: str, label: str, intervals: Sequence[Interval]) -> lis
         people.setdefault(interval.reason, []).append(interval)
     bands = []
     for person, times in people.items():
-        name = label if len(people) == 1 else f"{label}, {person}"
+        name = label
+        if len(people) > 1:
+            name += f", {person}"
         bands.append(TimeBand(kind, name, tuple(times)))
     return bands

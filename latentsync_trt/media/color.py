@@ -98,7 +98,8 @@ def coding_of(color: ColorTags, width_px: int, height_px: int, bits: int = 8) ->
             "convert the video to BT.709, or HDR to BT.2020"
         )
     kr, kb = _LUMA_WEIGHTS[matrix]
-    return Coding(kr, kb, bool(color.full_range), bits, _SWSCALE_MATRIX.get(matrix, matrix))
+    swscale_matrix = _SWSCALE_MATRIX.get(matrix, matrix)
+    return Coding(kr, kb, bool(color.full_range), bits, swscale_matrix)
 
 
 @cache
@@ -123,8 +124,10 @@ def rgb_to_codes(coding: Coding, white: float) -> Float64Array:
         offsets = [black] * 3
     else:
         luma = np.array([kr, kg, kb]) * luma_scale
-        blue = np.array([-kr, -kg, 1.0 - kb]) * (chroma_scale / (2.0 * (1.0 - kb)))
-        red = np.array([1.0 - kr, -kg, -kb]) * (chroma_scale / (2.0 * (1.0 - kr)))
+        blue_scale = chroma_scale / (2.0 * (1.0 - kb))
+        red_scale = chroma_scale / (2.0 * (1.0 - kr))
+        blue = np.array([-kr, -kg, 1.0 - kb]) * blue_scale
+        red = np.array([1.0 - kr, -kg, -kb]) * red_scale
         linear = np.stack([luma, blue, red])
         offsets = [black, 128 * step, 128 * step]
     return np.column_stack([linear / white, offsets])
@@ -195,10 +198,10 @@ def planes_from_rgb(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     """
     height, width = rgb.shape[:2]
     if color.matrix == RGB_IDENTITY:
-        green, blue, red = np.ascontiguousarray(rgb[..., [1, 2, 0]].transpose(2, 0, 1))
+        red, green, blue = np.moveaxis(rgb, -1, 0).copy()
         return YuvPlanes(green, blue, red, color)
     black = np.zeros((height, width), np.uint8)
-    chroma = np.zeros(((height + 1) // 2, (width + 1) // 2), np.uint8)
+    chroma = black[::2, ::2]
     opaque = np.ones((height, width), np.float32)
     patch = Patch(0, 0, rgb * np.uint16(_PATCH_LEVEL), opaque)
     return apply_patch(YuvPlanes(black, chroma, chroma, color), patch)
@@ -262,8 +265,9 @@ def _patch_signal(planes: YuvPlanes, patch: Patch, curve: HdrCurve, coding: Codi
     source = cv2.transform(codes.astype(np.float32), codes_to_rgb(coding, 1))
     seen = curve.sdr[hdr_values(codes, coding)] * np.uint16(_PATCH_LEVEL)
     left_out = source - curve.signal[seen]
-    likeness = 1 - np.abs(patch.rgb - seen.astype(np.float32)) / _DIFFERENT
-    signal = curve.signal[patch.rgb] + left_out * np.maximum(likeness, 0)
+    difference = np.abs(patch.rgb - seen.astype(np.float32))
+    likeness = np.maximum(1 - difference / _DIFFERENT, 0)
+    signal = curve.signal[patch.rgb] + left_out * likeness
     return np.asarray(signal, np.float32)
 
 

@@ -147,11 +147,13 @@ def filmed(rgb: UInt8Array, index: int, camera: Camera = DEMO_CAMERA) -> UInt8Ar
 
 def _view(time_s: float, camera: Camera) -> Float64Array:
     """Returns the map `(2, 3)` from pixels of the portrait to those of the frame at a time."""
-    zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
+    phases = [2 * pi * time_s / period_s for period_s in _PERIODS_S]
+    zoom_phase, pan_phase, turn_phase = phases
     zoom = camera.zoom * (1 + _ZOOM_SWAY * sin(zoom_phase))
     turn_deg = _TURN_SWAY_DEG * sin(turn_phase)
     pan_px = _PAN_SWAY * camera.side_px
+    face_x, face_y = _FACE_PX
     matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, turn_deg, zoom), np.float64)
-    matrix[0, 2] += camera.side_px / 2 - _FACE_PX[0] + pan_px * sin(pan_phase)
-    matrix[1, 2] += camera.side_px * camera.face_height - _FACE_PX[1] + pan_px * sin(pan_phase / 2)
+    matrix[0, 2] += camera.side_px / 2 - face_x + pan_px * sin(pan_phase)
+    matrix[1, 2] += camera.side_px * camera.face_height - face_y + pan_px * sin(pan_phase / 2)
     return matrix

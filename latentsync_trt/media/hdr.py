@@ -87,12 +87,16 @@ def hdr_curve(transfer: int) -> HdrCurve | None:
 def _pq_light(signal: Float64Array) -> Float64Array:
     """Returns the light of a signal, in cd/m²."""
     root = signal ** (1 / _M2)
-    return _PQ_PEAK * (np.maximum(root - _PQ_C1, 0) / (_PQ_C2 - _PQ_C3 * root)) ** (1 / _M1)
+    above = np.maximum(root - _PQ_C1, 0)
+    below = _PQ_C2 - _PQ_C3 * root
+    return _PQ_PEAK * (above / below) ** (1 / _M1)
 
 
 def _pq_signal(light: Float64Array) -> Float64Array:
     root = (light / _PQ_PEAK) ** _M1
-    return ((_PQ_C1 + _PQ_C2 * root) / (1 + _PQ_C3 * root)) ** _M2
+    above = _PQ_C1 + _PQ_C2 * root
+    below = 1 + _PQ_C3 * root
+    return (above / below) ** _M2
 
 
 def _hlg_light(signal: Float64Array) -> Float64Array:
@@ -107,7 +111,8 @@ def _hlg_signal(light: Float64Array) -> Float64Array:
     scene = (light / _NOMINAL_PEAK) ** (1 / _SYSTEM_GAMMA)
     dark = np.sqrt(3 * scene)
     # The logarithm is taken of dark light, too, where the result is not used.
-    bright = _A * np.log(np.maximum(12 * scene - _B, _B)) + _C
+    argument = np.maximum(12 * scene - _B, _B)
+    bright = _A * np.log(argument) + _C
     return np.where(scene <= 1 / 12, dark, bright)
 
 

@@ -115,7 +115,8 @@ def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Flo
     """Returns a gain that rises from 0 to 1 within `half` samples on each side of a cut, by the
     offsets from it.
     """
-    return np.clip((offsets + half + 0.5) / (2 * half), 0, 1).astype(np.float32)
+    gain = (offsets + half + 0.5) / (2 * half)
+    return gain.clip(0, 1).astype(np.float32)
 
 
 def mix_tracks(

@@ -142,8 +142,9 @@ class Calibration:
         steps = self.options.steps
         has_unguided = bundles.step_graph(guided=False, cached=False) in graphs
         loops = loops_of(windows, self.options, unguided=has_unguided)
-        with TemporaryDirectory() as folder:
-            observed = {name: write_observed(self.bundle, name, Path(folder)) for name in graphs}
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            observed = {name: write_observed(self.bundle, name, folder) for name in graphs}
             with closing(ObservingDenoiser(observed, self.selection)) as denoiser:
                 for number, (window, loop) in enumerate(loops):
                     on_step = self._report("observe", number * steps, len(loops) * steps)
@@ -165,8 +166,8 @@ class Calibration:
         ):
             for window in windows:
                 exact = _faces(model, loop, model.denoiser, window)
-                error = _faces(model, loop, eight_bit, window) - exact
-                errors.append(np.square(error, dtype=np.float64).mean())
+                rounded = _faces(model, loop, eight_bit, window)
+                errors.append(np.square(rounded - exact, dtype=np.float64).mean())
         noise = np.mean(errors)
         if noise > 0:
             return min(_LARGEST_DB, -10 * float(np.log10(noise)))
@@ -188,6 +189,6 @@ class Calibration:
 def _faces(model: Model, loop: Loop, denoiser: Denoiser, window: RecordedWindow) -> Float32Array:
     """Returns the faces of a window, float32 `(F, H, W, 3)` from 0 to 1."""
     latents = model.run("denoise", lambda: loop.run(denoiser, window))
-    by_frame = np.ascontiguousarray(latents.transpose(1, 0, 2, 3))
+    by_frame = np.ascontiguousarray(latents.swapaxes(0, 1))
     faces = model.run("decode", lambda: model.vae.decode_faces(by_frame))
     return np.asarray(np.stack(faces) / 65535, np.float32)

@@ -103,8 +103,10 @@ class ObservingDenoiser(GraphDenoiser):
                 )
             of_step = ActivationRange.of_step(amax, sample)
             for layer in layers:
-                earlier = self.ranges.get(layer)
-                self.ranges[layer] = of_step if earlier is None else earlier.merged(of_step)
+                if layer in self.ranges:
+                    self.ranges[layer] = self.ranges[layer].merged(of_step)
+                else:
+                    self.ranges[layer] = of_step
 
     def close(self) -> None:
         self.release()

@@ -45,7 +45,8 @@ class ActivationRange:
         """Returns the range of both."""
         upper = max(self.upper, other.upper)
         counts = self._counts_up_to(upper) + other._counts_up_to(upper)
-        return ActivationRange(max(self.largest, other.largest), counts)
+        largest = max(self.largest, other.largest)
+        return ActivationRange(largest, counts)
 
     def amax(self, percentile: float) -> float:
         """Returns the |x| that is mapped to the largest 8-bit number.
@@ -72,7 +73,8 @@ class ActivationRange:
         counts = self.counts
         doublings = round(log2(upper / self.upper))
         for _ in range(min(doublings, int(log2(BINS)))):
-            counts = np.concatenate([counts.reshape(-1, 2).sum(axis=1), np.zeros(BINS // 2)])
+            pairs = counts.reshape(-1, 2).sum(axis=1)
+            counts = np.concatenate([pairs, np.zeros(BINS // 2)])
         return counts
 
 

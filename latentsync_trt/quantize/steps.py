@@ -51,7 +51,8 @@ def round_weights(weights: NDArray[Any], output_axis: int, kind: EightBit) -> Ro
     """Returns weights in 8 bits, with a scale for each output channel."""
     exact = weights.astype(np.float32)
     others = tuple(axis for axis in range(weights.ndim) if axis != output_axis)
-    scales = _scale_of(np.abs(exact).max(axis=others), kind, weights.dtype)
+    largest = np.abs(exact).max(axis=others)
+    scales = _scale_of(largest, kind, weights.dtype)
     exact /= np.expand_dims(scales.astype(np.float32), others)
     if kind == "int8":
         np.rint(exact, out=exact)
@@ -113,7 +114,8 @@ class _Quantizer:
         name = f"{layer.name}_{self._kind}"
         if layer.name not in self._weights:
             rounded = round_weights(layer.weights.numpy(), layer.output_axis, self._kind)
-            self._weights[layer.name] = self._file.add(ir.tensor(rounded.eight_bit, name=name))
+            tensor = ir.tensor(rounded.eight_bit, name=name)
+            self._weights[layer.name] = self._file.add(tensor)
             self._scales[layer.name] = rounded.scales
         scales = self._scales[layer.name]
         zeros = np.full(scales.shape, self._zero)
@@ -131,7 +133,8 @@ class _Quantizer:
         exact values.
         """
         # In other graphs layers may have observed a wider range of it: the widest serves all.
-        amax = max(self._ranges[layer.name].amax(self._percentile) for layer in layers)
+        ranges = [self._ranges[layer.name] for layer in layers]
+        amax = max(span.amax(self._percentile) for span in ranges)
         dtype = self._scales[layers[0].name].dtype
         name = activation.name
         content = _scale_of(amax, self._kind, dtype)

@@ -100,10 +100,8 @@ def record(
         FaceTracker(detector), manifest.resolution_px, pixel_aspect=info.sample_aspect_ratio
     )
     inpainter = make_inpainter(model, SyncOptions())
-    with (
-        closing(speech),
-        closing(gather(finder.cut_out(finder.find(frames)), manifest.frames)) as items,
-    ):
+    jobs = finder.cut_out(finder.find(frames))
+    with closing(speech), closing(gather(jobs, manifest.frames)) as items:
         chosen = _spread(items, wanted, max(1, frame_count // manifest.frames))
         return [_recorded(window, inpainter, speech) for window in chosen]
 
@@ -127,7 +125,8 @@ def _spread(
         if not isinstance(item, Window):
             continue
         number += 1
-        if number <= count and chosen < number * min(wanted, count) // count:
+        due = number * min(wanted, count) // count
+        if number <= count and chosen < due:
             chosen += 1
             yield item
 
@@ -160,7 +159,8 @@ def split(
     over all.
     """
     count = min(recorded_for(samples) - samples, len(windows) // 3)
-    places = {(2 * index + 1) * len(windows) // (2 * count) for index in range(count)}
+    middles = range(1, 2 * count, 2)  # of equal parts
+    places = {middle * len(windows) // (2 * count) for middle in middles}
     calibrated_on = [window for place, window in enumerate(windows) if place not in places]
     held_out = [windows[place] for place in sorted(places)]
     return calibrated_on[:samples], held_out
