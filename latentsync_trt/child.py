@@ -129,7 +129,8 @@ class ChildProcess:
     def __init__(self, handler: Handler, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: variables in addition to those of this process."""
         # Import this installation of the package, and nothing from the current folder (`-P`).
-        paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        package = str(Path(__file__).resolve().parents[1])
+        paths = [package, os.environ.get("PYTHONPATH", "")]
         python = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
         self._printed = TemporaryFile()  # noqa: SIM115 -- closed by `wait`
         self._connection, theirs = connection.Pipe()

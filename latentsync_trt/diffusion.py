@@ -67,7 +67,8 @@ def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
     """
     if trailing:
         spacing = TRAINING_STEPS / steps
-        return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
+        levels = [TRAINING_STEPS - i * spacing for i in range(steps)]
+        return tuple(round(level) - 1 for level in levels)
     stride = TRAINING_STEPS // steps
     return tuple(i * stride + _STEPS_OFFSET for i in reversed(range(steps)))
 

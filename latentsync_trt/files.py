@@ -68,7 +68,9 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     """Makes an empty folder in `parent`, by default the system's, where it removes those of killed
     processes; removes it when the block ends. Raises `OSError` if it cannot be made.
     """
-    parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
+    if parent is None:
+        parent = Path(tempfile.gettempdir())
+    parent = parent.absolute()
     remove_leftovers(parent)
     folder = parent / f"{PREFIX}{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}"
     with making_folders:

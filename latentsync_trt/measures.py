@@ -90,7 +90,8 @@ class LipMeasure:
 
 def _late(delay: int, unit: str) -> str:
     """Returns a delay of the lips in words; less than 0 = early."""
-    return f"{abs(delay)} {unit} {'late' if delay > 0 else 'early'}"
+    direction = "late" if delay > 0 else "early"
+    return f"{abs(delay)} {unit} {direction}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,9 @@ class Measures:
         """All but the alarm in words, as name and value."""
         rows = list[tuple[str, str]]()
         for measure in self.lips:
-            name = f"lips of person {measure.person}" if len(self.lips) > 1 else "lips"
+            name = "lips"
+            if len(self.lips) > 1:
+                name += f" of person {measure.person}"
             rows.append((name, measure.with_figures))
         for syncnet in self.syncnet:
             rows.append(("SyncNet", str(syncnet or TOO_SHORT)))
@@ -153,8 +156,10 @@ class Measures:
         """The verdict, without figures; empty where nothing was painted."""
         verdicts = list[str]()
         for measure in self.lips:
-            person = f"person {measure.person}: " if len(self.lips) > 1 else ""
-            verdicts.append(f"{person}{measure}")
+            verdict = str(measure)
+            if len(self.lips) > 1:
+                verdict = f"person {measure.person}: {verdict}"
+            verdicts.append(verdict)
         verdict = "; ".join(verdicts)
         if self.alarm:
             verdict = f"alarm: {self.alarm}"

@@ -102,7 +102,10 @@ def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> An
     hint = _hints(cls)[spec.name]
     metadata = spec.metadata
     if isinstance(value, Real) and not isinstance(value, bool | Fraction):  # also NumPy's
-        value = int(value) if isinstance(value, Integral) else float(value)
+        if isinstance(value, Integral):
+            value = int(value)
+        else:
+            value = float(value)
         if choices_of(hint):  # as in "fps": 25
             value = str(value)
     elif Path in get_args(hint) and isinstance(value, os.PathLike):
@@ -361,7 +364,8 @@ def parse_face(text: str) -> FaceChoice:
     if kind == "index" and rest.isdecimal():
         return FaceChoice(kind, number=int(rest))
     x_px, y_px = map(float, rest.split(","))
-    if kind != "at" or not (0 <= x_px < math.inf and 0 <= y_px < math.inf):
+    is_place = 0 <= x_px < math.inf and 0 <= y_px < math.inf
+    if kind != "at" or not is_place:
         raise ValueError(text)
     return FaceChoice(kind, x_px=x_px, y_px=y_px)
 
@@ -405,7 +409,8 @@ def _parse_time_text(text: str) -> Fraction:
     hours, minutes, seconds = parts.groups()
     if minutes and float(seconds) >= 60:
         raise ValueError(text)
-    return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
+    whole_minutes = 60 * int(hours or 0) + int(minutes or 0)
+    return 60 * whole_minutes + Fraction(seconds)
 
 
 def parse_device(value: Any) -> int | str | tuple[int, ...]:

@@ -159,7 +159,8 @@ def is_same_file(first: Path, second: Path) -> bool:
 
 def nearest_existing(folder: Path) -> Path:
     """Returns `folder`, or the nearest one above it that exists."""
-    return next(place for place in (folder, *folder.absolute().parents) if path_exists(place))
+    places = (folder, *folder.absolute().parents)
+    return next(place for place in places if path_exists(place))
 
 
 def why_missing(path: Path, kind: str = "file") -> str:
@@ -191,7 +192,8 @@ def check_folder_to_write(folder: Path, what: str = "") -> None:
     try:
         folder.exists()
     except (OSError, ValueError) as error:
-        raise InputError(f"{prefix}{str(folder)[:100]}: cannot be used ({error})"[:300]) from error
+        message = f"{prefix}{str(folder)[:100]}: cannot be used ({error})"
+        raise InputError(message[:300]) from error
     if not existing.is_dir():
         place = folder if existing == folder else f"{folder}: {existing}"
         raise InputError(f"{prefix}{place}: is a file; name a folder")

@@ -50,8 +50,10 @@ class FrameRanges:
 
     def between(self, start: int, stop: int) -> int:
         """Returns how many of them are from `start` to before `stop`."""
-        clipped = (range(max(each.start, start), min(each.stop, stop)) for each in self.ranges)
-        return sum(map(len, clipped))
+        total = 0
+        for span in self.ranges:
+            total += len(range(max(span.start, start), min(span.stop, stop)))
+        return total
 
     @property
     def start(self) -> int:

@@ -104,10 +104,8 @@ class YuvPlanes:
     @property
     def pixels_per_sample(self) -> tuple[int, int]:
         """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
-        rows, columns = (
-            1 if chroma == luma else 2
-            for luma, chroma in zip(self.y.shape, self.u.shape, strict=True)
-        )
+        rows = 1 if self.u.shape[0] == self.y.shape[0] else 2
+        columns = 1 if self.u.shape[1] == self.y.shape[1] else 2
         return rows, columns
 
 

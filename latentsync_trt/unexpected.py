@@ -113,7 +113,8 @@ def _without_names(text: str) -> str:
     # users of some containers have no name
     with suppress(RuntimeError, OSError, KeyError, ImportError):
         names |= {getpass.getuser(), Path.home().name}
-    words = "|".join(re.escape(name) for name in names if len(name) >= _SHORTEST_NAME)
+    long_names = [re.escape(name) for name in names if len(name) >= _SHORTEST_NAME]
+    words = "|".join(long_names)
     if words:
         return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "…", text, flags=re.IGNORECASE)
     return text

@@ -144,7 +144,9 @@ class Dispatcher:
         """In a thread: lets a worker work, and emits its end."""
         try:
             reason = self._work(worker, slot)
-            self._emit(WorkerState(slot, "closed", "" if self._stops() else reason))
+            if self._stops():
+                reason = ""
+            self._emit(WorkerState(slot, "closed", reason))
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
             self._error = error
             self._slots = 0

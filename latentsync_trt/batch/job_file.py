@@ -207,8 +207,8 @@ def _id_of(task: Task) -> str:
 def _default_output(video: str, options: SyncOptions, folder: str | None) -> str:
     from latentsync_trt.media.encoder_choice import default_suffix
 
-    source = Path(remote_files.url_file_name(video) if is_url(video) else video)
-    name = f"{source.stem}-synced{default_suffix(options)}"
+    name = remote_files.url_file_name(video) if is_url(video) else video
+    output = f"{Path(name).stem}-synced{default_suffix(options)}"
     if folder is None:
         if is_url(video):
             folder = video.rpartition("/")[0]
@@ -216,7 +216,7 @@ def _default_output(video: str, options: SyncOptions, folder: str | None) -> str
             folder = str(Path(video).parent)
     elif not is_url(folder):
         folder = str(Path(folder).absolute())
-    return f"{folder.rstrip('/')}/{name}"
+    return f"{folder.rstrip('/')}/{output}"
 
 
 def _absolute(base: Path, file: str) -> str:
@@ -236,7 +236,9 @@ def _without_conflicts(rows: Sequence[BatchRow]) -> list[BatchRow]:
             for file, is_output in row.task.files():
                 if is_output is not written:
                     continue
-                key = file if is_url(file) else os.path.normcase(os.path.realpath(file))
+                key = file
+                if not is_url(file):
+                    key = os.path.normcase(os.path.realpath(file))
                 owner = owners.setdefault(key, row)
                 if written and owner is not row:  # `check_inputs` compares files of one row
                     problem = f"is a file of {owner.where}, too; choose another name"

@@ -159,7 +159,8 @@ class JobStore:
             values["ended_s"] = now_s
         change = ", ".join(f"{name} = ?" for name in values)
         statement = f"update tasks set {change}, attempts = attempts + ? where id = ?"  # noqa: S608 -- own words
-        self._write(statement, (*values.values(), isinstance(event, Started), event.task_id))
+        is_attempt = isinstance(event, Started)
+        self._write(statement, (*values.values(), is_attempt, event.task_id))
 
     def reclaim(self, *, killed: bool = True) -> None:
         """Makes running tasks wait; unless a driver was `killed`, their attempt does not count."""

@@ -118,7 +118,9 @@ class RemoteProcess:
 
         self.pid = 0
         self._on_notice = on_notice
-        self._needs = f"{'a GPU and ' if plan.gpus else ''}{plan.cpus} CPU cores"
+        self._needs = f"{plan.cpus} CPU cores"
+        if plan.gpus:
+            self._needs = f"a GPU and {self._needs}"
         resources = {"num_cpus": plan.cpus, "num_gpus": plan.gpus}
         once = {"max_restarts": 0, "max_task_retries": 0}
         with _translate_ray_errors("cluster"):

@@ -140,7 +140,8 @@ def _translate_file_errors(url: str, kind: type[LatentSyncError]) -> Iterator[No
         cure = 'needs the extra cluster; pip install "latentsync-trt[cluster]"'
         raise MissingDependency(f"{without_secrets(url)}: {cure} ({error})") from error
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__} {without_secrets(str(error))}".split())
+        text = f"{type(error).__name__} {without_secrets(str(error))}"
+        reason = " ".join(text.split())
         login = parts_of(url).netloc.rpartition("@")[0]
         if login:  # it may also occur apart from the URL
             reason = reason.replace(login, "…")

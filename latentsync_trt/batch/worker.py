@@ -190,7 +190,8 @@ class _Files:
                 remote_files.deliver(path, url)
         except OutputError as error:
             kept = Path(tempfile.mkdtemp(prefix="latentsync-kept-", dir=self.folder.parent))
-            names = ", ".join(path.replace(kept / path.name).name for path in finished.values())
+            files = [path.replace(kept / path.name) for path in finished.values()]
+            names = ", ".join(path.name for path in files)
             raise OutputError(f"{error}; what is finished is kept in {kept}: {names}") from error
 
     def named(self, text: str) -> str:

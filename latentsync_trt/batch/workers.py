@@ -62,7 +62,8 @@ def local_workers(
 ) -> list[WorkerHandle]:
     """Returns workers of this machine; `count` and `most` as for `make_workers`."""
     devices = _devices(settings, on_notice)
-    is_pair = count is None and devices[0].name != CPU.name and not settings.runtime.low_memory
+    on_gpu = devices[0].name != CPU.name
+    is_pair = count is None and on_gpu and not settings.runtime.low_memory
     count = min(count or len(devices), most)
     threads = None
     if count > 1:
@@ -77,7 +78,9 @@ def local_workers(
         if count > len(devices):  # several share a device
             name += f".{index // len(devices) + 1}"
         runtime = replace(settings.runtime, device=device.number)
-        at_once = 2 if is_pair and most > count + index else 1
+        at_once = 1
+        if is_pair and most > count + index:
+            at_once = 2
         on_device = replace(settings, runtime=runtime)
         workers.append(WorkerHandle(name, on_device, on_notice, at_once=at_once))
     return workers

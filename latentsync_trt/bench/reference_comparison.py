@@ -77,7 +77,9 @@ def compare_with_reference(
     psnr_db = _psnr_db(trial, reference)
     if psnr_db is None:
         return ReferenceComparison(compared, failures, pictures="")
-    psnr = "equal" if psnr_db == math.inf else f"{psnr_db:.1f} dB"
+    psnr = f"{psnr_db:.1f} dB"
+    if psnr_db == math.inf:
+        psnr = "equal"
     min_db = MIN_PSNR_DB[manifest.precision]
     pictures = f"{psnr} beside {provider} (at least {min_db:.0f} dB)"
     if psnr_db < min_db:

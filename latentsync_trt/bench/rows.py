@@ -121,7 +121,8 @@ def bundle_facts(manifest: Manifest, resolution_px: int | None = None) -> dict[s
     graphs and weights.
     """
     networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
-    digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
+    hashes = " ".join(manifest.files[name].sha256 for name in networks)
+    digest = hashlib.sha256(hashes.encode())
     return {
         "name": without_paths(manifest.name),
         "resolution_px": resolution_px or manifest.resolution_px,

@@ -103,7 +103,8 @@ class Setting:
                 free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
                 if free_bytes is not None and self.free_before_bytes is not None:
                     used["device_bytes"] = self.free_before_bytes - free_bytes
-                peak.update({name: max(peak[name] or 0, value) for name, value in used.items()})
+                for name, value in used.items():
+                    peak[name] = max(peak[name] or 0, value)
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(poll)

@@ -43,6 +43,8 @@ def write_sample_faces(setting: Setting, steps: int, folder: Path) -> Sequence[s
     measured = measure_sync(
         setting, clip, folder / "painted.mp4", options, Helpers(enhancer=recorder)
     )
-    faces = np.stack(recorder.faces)[:, *generated_area(manifest.resolution_px)]
-    np.save(folder / PICTURES, np.rint(65535 * faces).astype(np.uint16))
+    area = generated_area(manifest.resolution_px)
+    faces = np.stack(recorder.faces)[:, *area]
+    levels = np.rint(65535 * faces)
+    np.save(folder / PICTURES, levels.astype(np.uint16))
     return measured.start_up_notices

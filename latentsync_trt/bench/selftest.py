@@ -140,7 +140,8 @@ def _report_of(
         rows = {graph: GraphRow(graph, error="not reached") for graph in spec.graphs}
     for trial in trials[:2]:
         rows = {**rows, **trial.result.graphs}
-    hide = partial(redacted, folders=[spec.bundle, Path(spec.options.engine_cache or "")])
+    folders = [spec.bundle, Path(spec.options.engine_cache or "")]
+    hide = partial(redacted, folders=folders)
     failures = {trial.spec.name: tuple(map(hide, _failures_of(trial))) for trial in trials}
     pictures = ""
     if len(trials) == 3:

@@ -95,7 +95,10 @@ class TrialResult:
         for graph, row in self.graphs.items():
             provider = PROVIDERS[self.provider]
             if row.error:
-                failures.append(row.error if graph in row.error else f"{graph}: {row.error}")
+                failure = row.error
+                if graph not in failure:
+                    failure = f"{graph}: {failure}"
+                failures.append(failure)
             elif provider.builds and [*row.nodes] != [provider.ort_name]:
                 nodes = dict(row.nodes)
                 failures.append(

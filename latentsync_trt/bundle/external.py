@@ -67,7 +67,8 @@ class WeightsFile:
         import onnx_ir as ir
 
         # As bytes: NumPy has no buffer format for 8-bit floats.
-        data = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+        values = np.ascontiguousarray(tensor.numpy()).reshape(-1)
+        data = values.view(np.uint8).data
         key = hashlib.sha256(data).digest()
         if key not in self._locations:
             with self.path.open("ab") as file:

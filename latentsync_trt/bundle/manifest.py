@@ -310,7 +310,10 @@ class Bundle:
         if name not in self.manifest.graphs:
             raise BundleError(f"{self.folder}: has no graph {name}; export the model again")
         entry = self.manifest.graphs[name]
-        return self.folder / (entry.file if variant == "portable" else entry.forms[variant])
+        file = entry.file
+        if variant != "portable":
+            file = entry.forms[variant]
+        return self.folder / file
 
     def graph_hash(self, name: str) -> str:
         """Returns the SHA-256 over a graph and the weights it reads, from the manifest."""

@@ -166,7 +166,9 @@ class CommandLine(click.RichGroup):
         """Runs a command; errors go to stderr, or to stdout as JSON with `--json`. To be stopped is
         no error.
         """
-        arguments = list(sys.argv[1:] if args is None else args)
+        if args is None:
+            args = sys.argv[1:]
+        arguments = list(args)
         # Names of files and our own signs (✓, →) may be missing in the encoding of a pipe, as on
         # Windows.
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -210,7 +212,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     if isinstance(error, click.UsageError):
         text = error.format_message().rstrip(".")
         path = error.ctx.command_path if error.ctx else "latentsync-trt"
-        return f"{text[:1].lower()}{text[1:]}; see `{path} --help`", error.exit_code
+        message = f"{text[:1].lower()}{text[1:]}; see `{path} --help`"
+        return message, error.exit_code
     if isinstance(error, click.Abort):
         return "aborted", 1
     from latentsync_trt.unexpected import one_line

@@ -103,7 +103,9 @@ def _workers_of(request: BatchRequest, most: int, output: BatchOutput) -> "list[
         folder, why = find_bundle(None)
         bundle = str(folder)
         output.add_notice(describe_choice(folder, why))
-    scratch = None if request.scratch is None else str(request.scratch.absolute())
+    scratch = None
+    if request.scratch is not None:
+        scratch = str(request.scratch.absolute())
     settings = WorkerSettings(bundle, request.provider, request.runtime, scratch)
     return make_workers(
         settings, request.workers, most=most, ray=request.ray, on_notice=output.add_notice

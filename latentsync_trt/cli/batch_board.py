@@ -142,7 +142,8 @@ class Board:
         self._done += 1
         self._frames += frames
         pace = f"{frames} frames in {event.report['wall_s']:.1f} s on {event.worker}"
-        self._output.print_line(f"{_output_name(self._rows[event.task_id])}: {pace}; {self}")
+        name = _output_name(self._rows[event.task_id])
+        self._output.print_line(f"{name}: {pace}; {self}")
 
     def _fail(self, event: Failed) -> None:
         row = self._rows[event.task_id]
@@ -151,7 +152,8 @@ class Board:
         else:
             outcome = "failed"
             self.failed.append((row, event.message))
-        self._output.print_line(f"{row.where}: {_output_name(row)}: {outcome}: {event.message}")
+        name = _output_name(row)
+        self._output.print_line(f"{row.where}: {name}: {outcome}: {event.message}")
 
     def _move(self, worker: str, text: str, at: Progress) -> None:
         if worker not in self._bars:
@@ -166,7 +168,8 @@ class Board:
         self._line_s = now_s
         with self._lock:
             workers = "; ".join(map(_line_of, self.bars.tasks[1:]))
-            self._output.print_line(f"[{now_s - self._output.began_s:.0f} s] {self}; {workers}")
+            passed_s = now_s - self._output.began_s
+            self._output.print_line(f"[{passed_s:.0f} s] {self}; {workers}")
 
     def _print_event(self, event: Event) -> None:
         """Prints an event as JSON; progress only from time to time."""
@@ -182,9 +185,12 @@ class Board:
         print_json({"event": type(event).__name__, **clip, **asdict(event)})
 
     def __str__(self) -> str:
-        failed = f", {len(self.failed)} failed" if self.failed else ""
         done = self._done_before + self._done
-        return f"{done} of {self._done_before + len(self._rows)} clips done{failed}"
+        clips = self._done_before + len(self._rows)
+        text = f"{done} of {clips} clips done"
+        if self.failed:
+            text += f", {len(self.failed)} failed"
+        return text
 
     def show_summary(self) -> None:
         """Prints the rows that failed to stderr, and numbers of the whole batch to stdout."""

@@ -105,7 +105,8 @@ def _option_defaults(
     for key, value in table.items():
         name = field_name(key)
         if key in subcommands and isinstance(value, dict):
-            defaults[key] = _option_defaults(subcommands[key], value, f"{where} [{key}]", cure)
+            place = f"{where} [{key}]"
+            defaults[key] = _option_defaults(subcommands[key], value, place, cure)
             continue
         if name not in options or isinstance(value, dict):
             hint = did_you_mean(name, [*options, *subcommands])

@@ -49,7 +49,8 @@ def demo(request: DemoRequest) -> None:
     make_folder(folder)
     clip = choose_clip(request.video, request.audio, folder, SOURCE)
     echo(f"{clip.video}: {clip.name}")
-    echo("speech: " + (f"“{SENTENCE}”" if request.audio is None else str(request.audio)))
+    speech = f"“{SENTENCE}”" if request.audio is None else str(request.audio)
+    echo(f"speech: {speech}")
     result = folder / RESULT
     options = SyncOptions(preset=request.preset)
     notices = new_notices()

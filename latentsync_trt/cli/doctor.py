@@ -101,7 +101,10 @@ def _verdict() -> Finding:
     from latentsync_trt.runtime.providers.choice import select_provider
 
     bundle, why = find.default_bundle()
-    sha256 = None if bundle is None else manifest_sha256(find.find_bundle(bundle)[0])
+    sha256 = None
+    if bundle is not None:
+        folder, _ = find.find_bundle(bundle)
+        sha256 = manifest_sha256(folder)
     provider = select_provider(bundle_sha256=sha256).name
     if bundle is None:
         if find.exported_bundles():
@@ -122,7 +125,8 @@ def _examine_system() -> Iterator[Finding]:
 
     devices = gpus()
     if devices and (versions := library_versions()):
-        yield Finding("info", ", ".join(f"{name} {version}" for name, version in versions.items()))
+        text = ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield Finding("info", text)
     for device in devices:
         free_bytes = free_memory_bytes(device.index)
         free = "" if free_bytes is None else f", {decimal(free_bytes)} free"
@@ -180,7 +184,8 @@ def _examine_bundles() -> Iterator[Finding]:
         except BundleError as error:
             yield Finding("problem", str(error), "export it again")
             continue
-        size = f"{sum(entry.bytes for entry in manifest.files.values()) / 1e6:.0f} MB"
+        size_bytes = sum(entry.bytes for entry in manifest.files.values())
+        size = f"{size_bytes / 1e6:.0f} MB"
         yield Finding(
             "ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}"
         )

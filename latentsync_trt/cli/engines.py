@@ -170,7 +170,10 @@ def _cells_of_engine(entry: Entry) -> tuple[str, ...]:
         return entry.folder.name, "", "", "", "", size, "", used_on, state
     sizes = []
     for name, (low, _, high) in key.profile.items():
-        sizes.append(f"{name} {low}-{high}" if high > low else f"{name} {low}")
+        size = f"{name} {low}"
+        if high > low:
+            size += f"-{high}"
+        sizes.append(size)
     return (
         key.graph,
         key.bundle,

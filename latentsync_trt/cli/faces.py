@@ -91,7 +91,8 @@ def _print_people(people: "Sequence[PersonSummary]") -> None:
     )
     rows = []
     for person in people:
-        speaks = ", ".join(f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks)
+        turns = [f"{start_s:.1f}-{end_s:.1f}" for start_s, end_s in person.speaks]
+        speaks = ", ".join(turns)
         row = [
             *(person.number, person.seen_s, person.times_s[0][0], person.times_s[-1][1]),
             *(person.height_px, f"{person.frontal:.0%}", person.covered_s, speaks or "-"),

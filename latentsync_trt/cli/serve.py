@@ -123,7 +123,10 @@ def _start(name: str, request: ServeRequest) -> None:
 
 
 def page_address(host: str, listener: socket) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    port = listener.getsockname()[1]
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
 
 
 def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:

@@ -75,7 +75,10 @@ def setup(request: SetupRequest) -> None:
     if state.is_on_cpu:
         check_cpu_memory(state.options)
     downloads = missing_downloads(state)
-    check_downloads(downloads, 0 if state.is_exported else BUNDLE_BYTES[state.options.precision])
+    bundle_bytes = 0
+    if not state.is_exported:
+        bundle_bytes = BUNDLE_BYTES[state.options.precision]
+    check_downloads(downloads, bundle_bytes)
     steps = [*setup_plan(state, downloads)]
     _print_plan(state, steps)
     if not (request.yes or state.is_exported):

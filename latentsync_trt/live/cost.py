@@ -80,7 +80,9 @@ def measure_cost(painter: SessionPainter, hop: int) -> WindowCost:
         if not costs:
             return WindowCost(limit_s, limit_s, is_limit=True)
     steady = costs[1:] or costs
-    return WindowCost(min(each.first_s for each in steady), min(each.busy_s for each in steady))
+    first_s = min(each.first_s for each in steady)
+    busy_s = min(each.busy_s for each in steady)
+    return WindowCost(first_s, busy_s)
 
 
 def _cost_of_window(

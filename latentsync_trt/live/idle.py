@@ -131,7 +131,8 @@ def _frames_with_face(
             aligned = cast(AlignedFace, target.face)
             face = IdleFace(target.tracked, aligned, target.kept, target.opacity)
             picture = cast(YuvPlanes, job.frame.planes)  # of files they are never None
-            size_bytes += 2 * face.face.image.nbytes + sum(each.levels.nbytes for each in face.kept)
+            size_bytes += 2 * aligned.image.nbytes
+            size_bytes += sum(mask.levels.nbytes for mask in face.kept)
             if picture is not before:
                 size_bytes += picture.y.nbytes + picture.u.nbytes + picture.v.nbytes
             before = picture
@@ -148,4 +149,5 @@ def _conditioning(images: list[UInt8Array], inpainter: "Inpainter") -> Float32Ar
     starts = range(0, len(images), _ENCODED_AT_ONCE)
     windows = [np.stack(images[start : start + _ENCODED_AT_ONCE]) for start in starts]
     encoded = inpainter.run_each("encode", inpainter.encode_faces, windows)
-    return np.ascontiguousarray(np.concatenate(encoded, axis=1).transpose(1, 0, 2, 3))
+    conditioning = np.concatenate(encoded, axis=1)
+    return np.ascontiguousarray(conditioning.swapaxes(0, 1))

@@ -85,5 +85,6 @@ class LiveOptions:
             )
 
     def sync_options(self) -> SyncOptions:
-        common = {spec.name for spec in fields(SyncOptions)} & {spec.name for spec in fields(self)}
+        names = {spec.name for spec in fields(SyncOptions)}
+        common = names & {spec.name for spec in fields(self)}
         return SyncOptions(**{name: getattr(self, name) for name in common})

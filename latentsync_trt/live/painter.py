@@ -65,10 +65,12 @@ class SessionPainter:
         check()
         end = planned[-1].position + 1
         frames = [self.loop.index(position) for position in range(end - len(audio), end)]
-        conditioning = np.ascontiguousarray(self.loop.conditioning[frames].transpose(1, 0, 2, 3))
+        of_frames = self.loop.conditioning[frames]
+        conditioning = np.ascontiguousarray(of_frames.swapaxes(0, 1))
         denoise = partial(self._inpainter.denoise, conditioning, audio, after_step)
         painted: Float32Array = self._inpainter.run("denoise", denoise)
-        return np.ascontiguousarray(painted[:, -len(planned) :].transpose(1, 0, 2, 3))
+        newest = painted[:, -len(planned) :]
+        return np.ascontiguousarray(newest.swapaxes(0, 1))
 
     def decoded(self, latents: Float32Array) -> Iterator[UInt16Array]:
         """Yields the new faces, each as soon as it is decoded."""

@@ -108,7 +108,8 @@ class LivePlanner:
         fading = list[int]()
         if self._shows_mouth:
             end = self.position + FADE_FRAMES
-            fading = [position for position in [*self._expected][:painted] if position < end]
+            ready = [*self._expected][:painted]
+            fading = [position for position in ready if position < end]
         self._expected = deque(fading)
         return len(fading)
 

@@ -202,7 +202,8 @@ class LiveSession(AbstractContextManager["LiveSession"], Iterator[LiveFrame]):
         sound = self._silence
         if place == 0:
             ramp = np.arange(len(sound)) / (_FADE_OUT_S * self._rate_hz)
-            sound = (planned.spoken.sound * np.maximum(1 - ramp, 0)).astype(np.float32)
+            gain = np.maximum(1 - ramp, 0)
+            sound = (planned.spoken.sound * gain).astype(np.float32)
         opacity = min(planned.opacity, 1 - (place + 1) / FADE_FRAMES)
         planes = self._painter.picture(planned.position, ready.patch, opacity)
         silent = replace(planned.spoken, sound=sound, samples=0, ends=False)

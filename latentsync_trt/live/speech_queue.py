@@ -150,9 +150,11 @@ class SpeechQueue:
         self._converted_hz = 0
         self._converters = ()
         spoken = self._added
-        self._extend(np.zeros(-self._sound.size % multiple, np.float32), _NO_SAMPLES)
+        silence = np.zeros(-self._sound.size % multiple, np.float32)
+        self._extend(silence, _NO_SAMPLES)
         # Both wait for the same time, which converters round differently.
-        exact = self._heard.take(round(self._sound.size * SPEECH_RATE_HZ / self._rate_hz))
+        heard = round(self._sound.size * SPEECH_RATE_HZ / self._rate_hz)
+        exact = self._heard.take(heard)
         self._heard = SampleQueue()
         self._heard.add(exact)
         return spoken
@@ -161,12 +163,14 @@ class SpeechQueue:
         """Returns how many frames can be taken, with so much speech after their beginning, and
         whether these are all.
         """
-        whole = min(self._heard.size // FRAME_SAMPLES, self._sound.size // self._per_frame)
+        heard = self._heard.size // FRAME_SAMPLES
+        whole = min(heard, self._sound.size // self._per_frame)
         if not self._open:
             return whole, True
         ended = 0
         if self._ends:
-            ended = ceil(max(self._ends[-1].added - self._taken, 0) / self._per_frame)
+            left = max(self._ends[-1].added - self._taken, 0)
+            ended = ceil(left / self._per_frame)
         followed = self._heard.size - look_ahead_ms * SPEECH_RATE_HZ // 1000
         return max(ended, min(whole, followed // FRAME_SAMPLES + 1)), False
 
@@ -178,7 +182,8 @@ class SpeechQueue:
         if self._ends:
             end = self._ends[0]
         samples = min(self._per_frame, end.added - self._taken)
-        while len(self._said) > 1 and self._said[0].added < self._taken + samples:
+        taken = self._taken + samples
+        while len(self._said) > 1 and self._said[0].added < taken:
             self._said.popleft()
         self._taken += self._per_frame
         ends = bool(self._ends) and end.added <= self._taken

@@ -122,7 +122,9 @@ def _placed_blocks(
         )
         for samples in _resample(path, resampler, timed.item, is_last=is_last):
             block = mixer.mix(samples.reshape(-1, layout.nb_channels), layout.name)
-            new = block[max(count - position, 0) : max(end - position, 0)]
+            first = max(count - position, 0)
+            last = max(end - position, 0)
+            new = block[first:last]
             position += len(block)
             count += len(new)
             if len(new):
@@ -227,7 +229,8 @@ def _decode(path: Path, stream: AudioStream) -> Iterator[AudioFrame]:
 
 def sound_frame(samples: Float32Array, rate_hz: int, at: int) -> AudioFrame:
     """Returns mono `samples (n,)` in [−1, 1] as 16-bit sound that begins at sample `at`."""
-    clipped = np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
+    levels = np.rint(samples * 32768)
+    clipped = levels.clip(-32768, 32767).astype(np.int16)
     frame = AudioFrame.from_ndarray(clipped[None], "s16", "mono")
     frame.sample_rate = rate_hz
     frame.pts = at
@@ -291,7 +294,8 @@ def regrouped(blocks: Iterable[Float32Array], count: int) -> Iterator[Float32Arr
         waiting.append(block)
         length += len(block)
         if length >= count:
-            *whole, rest = np.split(np.concatenate(waiting), range(count, length + 1, count))
+            ends = range(count, length + 1, count)
+            *whole, rest = np.split(np.concatenate(waiting), ends)
             yield from whole
             waiting = [rest]
             length = len(rest)

@@ -72,7 +72,8 @@ def read_credentials(pem: Path, output: Path) -> Credentials:
     if find_spec("c2pa") is None:
         raise MissingDependency("--c2pa needs the extra c2pa: pip install 'latentsync-trt[c2pa]'")
     credentials = _credentials_in(pem)
-    picture = cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1].tobytes()
+    pixel = np.zeros((1, 1, 3), np.uint8)
+    picture = cv2.imencode(".png", pixel)[1].tobytes()
     try:
         with BytesIO() as signed:
             _write_signed(credentials, "image/png", BytesIO(picture), signed, "trial", source=None)

@@ -109,7 +109,9 @@ class EarlierResult:
 
     def time_s(self, frame: int) -> Fraction:
         """Returns when a frame is shown; of one after the last, when that ends."""
-        stamp = self.end if frame >= len(self.ordered_stamps) else self.ordered_stamps[frame]
+        stamp = self.end
+        if frame < len(self.ordered_stamps):
+            stamp = self.ordered_stamps[frame]
         return Fraction(stamp, self.per_s)
 
     def frame_from(self, time_s: Fraction) -> int:

@@ -99,7 +99,9 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
         name = ON_CPU[codec]
     if (codec, name) not in LIBRARIES:
         fitting = [encoder for other, encoder in LIBRARIES if other == codec]
-        cure = f"use {' or '.join(fitting)}" if len(fitting) > 1 else "leave it out"
+        cure = "leave it out"
+        if len(fitting) > 1:
+            cure = f"use {' or '.join(fitting)}"
         raise InputError(f"--encoder {name}: does not write {codec}; {cure}")
     return _make_encoder(codec, name, options, info)
 
@@ -154,10 +156,12 @@ def _make_encoder(codec: Codec, name: str, options: SyncOptions, info: VideoInfo
     sampling = chroma_sampling(form)
     settings = _quality_and_speed(codec, name, options)
     if codec == "prores":
-        settings.setdefault(library.speed, "4444" if sampling == ChromaSampling(16, 16) else "hq")
+        profile = "4444" if sampling == ChromaSampling(16, 16) else "hq"
+        settings.setdefault(library.speed, profile)
     parameters = _library_parameters(library.ffmpeg, form, info)
     if library.ffmpeg not in _WITHOUT_INTERVAL:
-        settings["g"] = str(max(1, int(KEYFRAMES_S * (info.frames_per_s or MODEL_FPS))))
+        frames = int(KEYFRAMES_S * (info.frames_per_s or MODEL_FPS))
+        settings["g"] = str(max(1, frames))
     if parameters:
         settings[f"{name}-params"] = ":".join(map("=".join, parameters.items()))
     place = _chroma_place(sampling, info)

@@ -169,7 +169,9 @@ def _length_s(path: Path, container: InputContainer) -> Fraction:
 def _larger_size(path: Path, container: InputContainer, stated_bytes: int) -> str:
     """Returns the size that a file states, if the file is notably smaller; else nothing."""
     lacks_bytes = stated_bytes - container.size
-    if lacks_bytes <= 0 or _length_s(path, container) * lacks_bytes < _UNNOTICED_S * container.size:
+    if lacks_bytes <= 0:
+        return ""
+    if _length_s(path, container) * lacks_bytes < _UNNOTICED_S * container.size:
         return ""
     return f"{stated_bytes} bytes, the file has {container.size}"
 

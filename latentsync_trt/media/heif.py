@@ -140,4 +140,5 @@ def _property_numbers(photo: bytes, associated: memoryview) -> list[int]:
         at += 3 + associated[at + 2]
     first = at + 3
     # The highest bit says that the property is essential.
-    return [entry & 0x7F for entry in associated[first : first + associated[at + 2]]]
+    end = first + associated[at + 2]
+    return [entry & 0x7F for entry in associated[first:end]]

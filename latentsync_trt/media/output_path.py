@@ -23,7 +23,8 @@ def check_output_path(output: Path, *inputs: Path, overwrite: bool) -> None:
         )
     try:
         check_file_to_write(output)
-        protected = output.exists() and not (output.is_file() and os.access(output, os.W_OK))
+        writable = output.is_file() and os.access(output, os.W_OK)
+        protected = output.exists() and not writable
     except InputError as error:
         raise OutputError(str(error), usage=True) from error
     except OSError as error:  # the system refuses the name, for example as too long

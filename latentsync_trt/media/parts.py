@@ -262,7 +262,8 @@ def join_parts(folder: Path, finished: FinishedParts, stream: VideoStream) -> Ti
         packet.time_base = finished.time_base
         packet.stream = stream
         if index == finished.frames - 1:
-            packet.duration = parts[-1].end - max(parts[-1].stamps)
+            last = parts[-1]
+            packet.duration = last.end - max(last.stamps)
         yield stamp * finished.time_base, packet
 
 
@@ -304,4 +305,5 @@ def _decoding_stamps(parts: Sequence[ClosedPart]) -> list[int]:
         stamps += ordered
     lead = stamps[-1] - stamps[-1 - delay]
     first = stamps[0] - lead
-    return [*(first + lead * index // delay for index in range(delay)), *stamps]
+    leading = [first + lead * index // delay for index in range(delay)]
+    return leading + list(stamps)

@@ -196,9 +196,12 @@ def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
     """Returns the properties of a source whose frames have no planes: 8-bit RGB, written as that,
     or as 4:2:0 in BT.709.
     """
-    color = ColorTags(BT709, BT709, RGB_IDENTITY if rgb else BT709, full_range=rgb)
+    matrix = RGB_IDENTITY if rgb else BT709
+    color = ColorTags(BT709, BT709, matrix, full_range=rgb)
     info = VideoInfo(width_px, height_px, None, "gbrp", False, Fraction(1), color)
-    return info if rgb else replace(info, pixel_format="yuv420p", chroma_place=(1, 1))
+    if rgb:
+        return info
+    return replace(info, pixel_format="yuv420p", chroma_place=(1, 1))
 
 
 def _planes_of(frame: Frame, info: VideoInfo) -> YuvPlanes:

@@ -154,7 +154,8 @@ class VideoPasses:
             # The pass from the start, below, tells what cannot be read.
             with self._opened() as (container, stream), suppress(FFmpegError, MediaError):
                 for back_s in _SEEK_BACK_S:
-                    from_s = max(stop_s - self._chunk * self._mean_period_s - back_s, Fraction(0))
+                    chunk_s = self._chunk * self._mean_period_s
+                    from_s = max(stop_s - chunk_s - back_s, Fraction(0))
                     unit_s = cast(Fraction, stream.time_base)
                     container.seek(int((self._origin_s + from_s) / unit_s), stream=stream)
                     pictures = self._pictures(container, stream, self._origin_s)
@@ -238,7 +239,8 @@ def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[Vide
             return repeated
         return _cut(repeated, duration_s, source)
     items = enumerate(at_constant_rate(pictures, fps))
-    regular = (Timed(index / fps, 1 / fps, item) for index, item in items)
+    period_s = 1 / fps
+    regular = (Timed(index * period_s, period_s, item) for index, item in items)
     if duration_s is None:
         return regular
     return takewhile(lambda picture: picture.time_s < duration_s, regular)

@@ -96,7 +96,8 @@ def append_box(path: Path, kind: UUID, content: bytes) -> None:
     moves.
     """
     with path.open("ab") as file:
-        file.write(_BOX_SIZE.pack(_BOX_HEAD_BYTES + len(content)) + b"uuid" + kind.bytes + content)
+        size = _BOX_SIZE.pack(_BOX_HEAD_BYTES + len(content))
+        file.write(size + b"uuid" + kind.bytes + content)
 
 
 def _box_content(path: Path) -> bytes:

@@ -145,7 +145,8 @@ def open_soundtrack(
     if sound.codec == "aac":
         added.bit_rate = _AAC_BITS_PER_S * -(-AudioLayout(sound.layout).nb_channels // 2)
     with closing(_mixed_pieces(sound)) as blocks:
-        yield _encoded_blocks((block * np.float32(sound.gain) for block in blocks), added, end_s)
+        louder = (block * np.float32(sound.gain) for block in blocks)
+        yield _encoded_blocks(louder, added, end_s)
 
 
 def _encoded_sum(pieces: tuple[SoundPiece, ...], codec: str) -> ChosenSound:
@@ -238,8 +239,10 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
     with open_audio(source) as stream:
         codec = codec_name(stream)  # the decoder's name can differ, as in mp3float
     if codec not in COPIED_CODECS[suffix]:
-        others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
-        cure = f"; an output in {others} keeps it" if others else ""
+        others = [other for other, codecs in COPIED_CODECS.items() if codec in codecs]
+        cure = ""
+        if others:
+            cure = f"; an output in {' or '.join(others)} keeps it"
         return f"{suffix} does not support its codec ({codec}){cure}"
     for before, timed in pairwise(audio_frames(source)):
         if not is_same_format(before.item, timed.item):

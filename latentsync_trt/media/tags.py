@@ -123,7 +123,9 @@ def with_mark(tags: Mapping[str, str], suffix: str) -> dict[str, str]:
     comments = [name for name in marked if name.lower() in _COMMENTS]
     for name in comments or ["comment"]:
         words = _OUR_COMMENTS.sub("", marked.get(name, ""))
-        marked[name] = f"{words}; {_COMMENT}" if words else _COMMENT
+        marked[name] = _COMMENT
+        if words:
+            marked[name] = f"{words}; {_COMMENT}"
     return {**marked, **_MARK_TAGS[suffix]}
 
 

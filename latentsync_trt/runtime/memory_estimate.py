@@ -93,7 +93,9 @@ class MemoryEstimate:
         if self.engine_bytes is not None:
             return int(_SAFETY_FACTOR * (self.engine_bytes + _FIXED_BYTES))
         manifest = self.manifest
-        variant = self.variant if self.provider is CUDA else CUDA.graph_variant
+        variant = CUDA.graph_variant
+        if self.provider is CUDA:
+            variant = self.variant
         windows = _FEATURE_WINDOWS_AT_PEAK[variant]
         if recorded:
             windows += _RECORDED_WINDOWS
@@ -156,11 +158,13 @@ def plan_memory(
 def window_bytes(manifest: Manifest) -> int:
     """Returns the device memory of one more window in a full guided step, by estimate."""
     features = manifest.frames * manifest.latent_px**2 * manifest.unet["widths"][0]
-    return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
+    value_bytes = _VALUE_BYTES[manifest.arithmetic]
+    return int(_FEATURES_AT_ONCE * _HALVES * features * value_bytes)
 
 
 def _vae_bytes(manifest: Manifest) -> int:
     """Returns the device memory of the VAE's features while a step runs, by estimate."""
-    pictures = usual_shape(manifest.graphs[VAE_DECODER].inputs[0].shape, manifest.ranges)[0]
+    latents = manifest.graphs[VAE_DECODER].inputs[0]
+    pictures = usual_shape(latents.shape, manifest.ranges)[0]
     values = pictures * manifest.resolution_px**2 * _VAE_VALUES_PER_PIXEL
     return values * _VALUE_BYTES[manifest.arithmetic]

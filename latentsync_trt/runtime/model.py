@@ -83,7 +83,8 @@ class OneNetworkAtATime:
         for. Raises as `SessionFactory.open`.
         """
         graphs = self._factory.bundle.manifest.graphs
-        if any(graphs[name].weights != graphs[graph].weights for name in self._open):
+        weights = graphs[graph].weights
+        if any(graphs[name].weights != weights for name in self._open):
             for name in self._open:
                 self._engines[name].session.close()
             self._open.clear()

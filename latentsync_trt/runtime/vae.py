@@ -53,7 +53,8 @@ class VaeCodec:
             masked_latents, whole_latents = session.with_translated_errors(encode)
             masked.append(masked_latents)
             whole.append(whole_latents)
-        return np.concatenate(masked)[: len(faces)], np.concatenate(whole)[: len(faces)]
+        count = len(faces)
+        return np.concatenate(masked)[:count], np.concatenate(whole)[:count]
 
     def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
         """Returns the faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
@@ -74,7 +75,8 @@ class VaeCodec:
             batch = array[start : start + size]
             missing = size - len(batch)
             if missing:
-                batch = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
+                filler = np.repeat(batch[-1:], missing, axis=0)
+                batch = np.concatenate([batch, filler])
             yield batch
 
     def _encode(

@@ -224,7 +224,8 @@ def _options(form: Form, folder: Path) -> SyncOptions:
     """Returns the options of a form. Files are those that were sent, never names within
     `options`.
     """
-    values = from_json(dict[str, Any], form.texts.get("options") or "{}", "options", InputError)
+    text = form.texts.get("options") or "{}"
+    values = from_json(dict[str, Any], text, "options", InputError)
     page = values.pop("report", False)
     if not isinstance(page, bool):
         raise InputError("report: is true for a page with measures and pictures, or false")

@@ -133,7 +133,10 @@ class JobEvents:
                 if progress.stage != before.stage:
                     log_step(task_id, progress.stage, frames=progress.total)
                 if progress.writes:
-                    self.totals["frames"] += progress.done - (before.done if before.writes else 0)
+                    written = progress.done
+                    if before.writes:
+                        written -= before.done
+                    self.totals["frames"] += written
             case Finished(task_id, _, report):
                 seconds = round(report["wall_s"], 1)
                 log_step(task_id, "done", seconds=seconds, frames=report["frames"])

@@ -78,7 +78,8 @@ class Jobs:
             raise NotNow(f"job {job_id}: is {row.state}, without a result; {why}")
         path = Path(row.task.output)
         kind = "synced" if row.task.options.preview_s is None else "preview"
-        return path, f"{Path(row.task.names['video']).stem}-{kind}{path.suffix}"
+        video = Path(row.task.names["video"])
+        return path, f"{video.stem}-{kind}{path.suffix}"
 
     def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `NotNow` if it has ended otherwise."""
@@ -100,7 +101,9 @@ class Jobs:
 
     def delete_old(self, keep_hours: float, now_s: float | None = None) -> None:
         """Deletes jobs that ended more than `keep_hours` ago."""
-        oldest_s = (time.time() if now_s is None else now_s) - keep_hours * 3600
+        if now_s is None:
+            now_s = time.time()
+        oldest_s = now_s - keep_hours * 3600
         for row in self._store.rows():
             if row.state not in OPEN and (row.ended_s or 0.0) < oldest_s:
                 with suppress(UnknownJob):  # deleted meanwhile

@@ -90,7 +90,8 @@ class Service:
         states = self.events.workers()
         if any(each.state in ("ready", "running") for each in states):
             return ""
-        return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states)
+        texts = [f"{each.worker}: {each.state} {each.detail}" for each in states]
+        return "; ".join(map(str.rstrip, texts))
 
     def check(self) -> None:
         """Raises `LatentSyncError` if the service must be started again, as no worker is left."""

@@ -109,7 +109,8 @@ def _source_times_s(inputs: Inputs, times_s: Float64Array) -> Float64Array:
     if inputs.options.extend == "loop" or lasts_s <= 2 * half_s:
         return shown_s % lasts_s
     turn_s = lasts_s - 2 * half_s  # of neither end, the picture is shown twice
-    return half_s + turn_s - np.abs(turn_s - (shown_s - half_s) % (2 * turn_s))
+    passed_s = (shown_s - half_s) % (2 * turn_s)
+    return half_s + turn_s - np.abs(turn_s - passed_s)
 
 
 def dubbed_turns(
@@ -174,11 +175,13 @@ def _nearest_speakers(speaks: Sequence[Turn], times_s: Float64Array) -> IntArray
     starts_s = np.array([one.start_s for one in speaks])
     ends_s = np.array([one.end_s for one in speaks])
     columns_s = times_s[:, None]
-    apart_s = np.maximum(np.maximum(starts_s - columns_s, columns_s - ends_s), 0)
+    outside_s = np.maximum(starts_s - columns_s, columns_s - ends_s)
+    apart_s = np.maximum(outside_s, 0)
     last = (starts_s <= columns_s).sum(axis=1) - 1  # −1 before the first
     is_near = apart_s.min(axis=1) <= _FARTHEST_S
+    nearest = np.where(is_near, apart_s.argmin(axis=1), last)
     people = [_NO_ONE if one.person is None else one.person for one in speaks]
-    return np.array([*people, _NO_ONE])[np.where(is_near, apart_s.argmin(axis=1), last)]
+    return np.array([*people, _NO_ONE])[nearest]
 
 
 def _begin_in_pauses(owners: IntArray, shots: IntArray, spoken: BoolArray) -> None:
@@ -187,7 +190,8 @@ def _begin_in_pauses(owners: IntArray, shots: IntArray, spoken: BoolArray) -> No
     """
     short = _FARTHEST_S * MODEL_FPS
     for start, end in runs_of_true(spoken):
-        changes = np.flatnonzero(np.diff(owners[start:end])) + start + 1
+        steps = np.diff(owners[start:end])
+        changes = np.flatnonzero(steps) + start + 1
         edges = [start, *changes.tolist(), end]
         for before, change, after in zip(edges, edges[1:], edges[2:], strict=False):
             if shots[change - 1] != shots[change]:

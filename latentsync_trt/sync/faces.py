@@ -375,7 +375,9 @@ def _covered(
     covered = {}
     for each in seen.faces:
         _, front = occluders.find(picture, (each.track_id, 0), each.face, time_s)
-        covered[each.track_id] = 0.0 if front is None else front.mouth_share
+        covered[each.track_id] = 0.0
+        if front is not None:
+            covered[each.track_id] = front.mouth_share
     return covered
 
 

@@ -118,7 +118,8 @@ def _stamp(path: Path) -> str:
 def _helpers(helpers: Helpers) -> dict[str, str]:
     texts = {}
     if helpers.noise is not None:
-        texts["noise"] = sha256(np.asarray(helpers.noise).tobytes()).hexdigest()[:_DIGITS]
+        noise = np.asarray(helpers.noise)
+        texts["noise"] = sha256(noise.tobytes()).hexdigest()[:_DIGITS]
     for name in ("detector", "enhancer"):
         helper = getattr(helpers, name)
         if helper is not None:

@@ -91,7 +91,9 @@ def check_inputs(
     source = path_argument(video, "video")
     target = path_argument(output, "output")
     recording = None if audio is None else path_argument(audio, "audio")
-    mix = None if options.mix is None else path_argument(options.mix, "--mix")
+    mix = None
+    if options.mix is not None:
+        mix = path_argument(options.mix, "--mix")
     _check_sources(source, recording, mix)
     sound = sound_of(source, recording, mix, options)
     replaces = options.overwrite or bool(options.redo) or (options.resume and is_begun(target))

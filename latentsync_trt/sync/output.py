@@ -85,7 +85,9 @@ def write_frames(
 
 def _progress(frame: Frame, count: int, pace: Pace, picture: Callable[[], UInt8Array]) -> Progress:
     """Returns how far a run is that has written `count` frames, of which `frame` is the last."""
-    total = None if pace.total is None else max(count, pace.total)
+    total = pace.total
+    if total is not None:
+        total = max(count, total)
     return Progress(
         "lip-sync",
         count,

@@ -107,7 +107,8 @@ class Pace:
         stop = min(self._part.stop, expected)
         windows = ceil(self._todo.paint.between(newest.end, stop) / self._window_frames)
         # A window takes as long for one frame as for all.
-        frames = windows * self._window_frames + (expected - max(stop, self.end)) * _UNPAINTED_COST
+        unpainted = expected - max(stop, self.end)
+        frames = windows * self._window_frames + unpainted * _UNPAINTED_COST
         left_s = float(frames) / pace
         if windows:
             left_s -= perf_counter() - newest.time_s

@@ -110,7 +110,8 @@ class Painter:
         faces = dict[Target, UInt16Array]()
         for window, painted in zip(windows, pictures, strict=True):
             faces |= self._new_faces(window, painted)
-        end = 1 + max(window.items[window.used[-1]].index for window in windows)
+        last_items = [window.items[window.used[-1]] for window in windows]
+        end = 1 + max(item.index for item in last_items)
         until = PaintedUntil(perf_counter(), end)
         progress = PaintingProgress(denoised[0].begun_s, len(windows), until, until)
         return PaintedWindows(faces, progress)
@@ -177,7 +178,10 @@ def in_order(
                 waiting.append(item)
             else:
                 painted |= item.faces
-                progress = item.progress if progress is None else progress.then(item.progress)
+                if progress is None:
+                    progress = item.progress
+                else:
+                    progress = progress.then(item.progress)
             while waiting and (
                 waiting[0].frame.index not in paint or painted.keys() >= set(waiting[0].targets)
             ):

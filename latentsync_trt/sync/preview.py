@@ -44,7 +44,9 @@ def _speech_from(sound: Sound, find_speech: FindSpeech, start_s: Fraction) -> It
     of the output.
     """
     for speaker, piece in enumerate(sound.recordings):
-        turns = (Span(start_s),) if sound.turns is None else sound.turns[speaker].spans
+        turns: tuple[Span, ...] = (Span(start_s),)
+        if sound.turns is not None:
+            turns = sound.turns[speaker].spans
         for speech_start_s, speech_end_s in find_speech(piece.path).spans_s:
             end_s = piece.at_s + Fraction(speech_end_s)
             for turn in turns:

@@ -100,7 +100,8 @@ class OpenSpeech:
                 self._streams[piece] = opened.enter_context(closing(stream))
                 self.notices += reader.notices()
             self._opened = opened.pop_all()
-        self.end_s = max(piece.at_s + each.duration_s for piece, each in self._streams.items())
+        ends_s = [piece.at_s + stream.duration_s for piece, stream in self._streams.items()]
+        self.end_s = max(ends_s)
         """When the last recording ends in the output."""
 
     def close(self) -> None:

@@ -219,7 +219,8 @@ class ClipStages:
         if not times_s:
             return True
         first = bisect_left(times_s, times_s[0] + self._first_s)
-        last = len(times_s) - bisect_left(times_s, times_s[-1] - self._last_s)
+        before_last = bisect_left(times_s, times_s[-1] - self._last_s)
+        last = len(times_s) - before_last
         return len(times_s) < first + last + self._held_frames
 
 

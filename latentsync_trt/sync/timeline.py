@@ -37,7 +37,9 @@ class Timeline:
     def frames(self) -> range:
         """The approximate indices of the frames that are synced."""
         rate = self.assumed_fps
-        return range(ceil(self.span.start_s * rate), ceil(self.span.end_s * rate))
+        start = ceil(self.span.start_s * rate)
+        end = ceil(self.span.end_s * rate)
+        return range(start, end)
 
     @property
     def assumed_fps(self) -> Fraction:

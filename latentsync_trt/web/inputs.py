@@ -73,12 +73,14 @@ class ClipInputs:
         face = options["face"]
         keep_mask = options["keep_mask"]
         self._reset |= {face: "largest", options["start"]: "", options["end"]: ""}
-        self._reset |= {self.voices.kept: "", keep_mask: None, self.mask.box: gr.update(open=False)}
+        self._reset |= {self.voices.kept: "", keep_mask: None}
+        self._reset[self.mask.box] = gr.update(open=False)
         self.mask.connect(self.upload, keep_mask)
         self.voices.connect(self.upload, face)
         people = [self.note, self.faces, self.speaking]
         changes = [self.video, self.upload, *people, self.video_error, *self._reset]
-        note_finished(self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK))
+        shown = self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK)
+        note_finished(shown)
         chosen_speaking = [face, self.faces, self.note]
         note_finished(self.speaking.click(self._choose_speaking, None, chosen_speaking, **QUICK))
         chosen = self.faces.select(self._choose, None, face, **QUICK)

@@ -123,7 +123,8 @@ def _playback(settings: Mapping[str, Any], report: Mapping[str, Any]) -> Playbac
     if length_s is None:  # a report of an earlier version
         return Playback(delay_s=delay_s)
     extend = options.get("extend", usual.extend)
-    return Playback(None if fps == "source" else Fraction(fps), _exact(length_s), extend, delay_s)
+    exact_fps = None if fps == "source" else Fraction(fps)
+    return Playback(exact_fps, _exact(length_s), extend, delay_s)
 
 
 def _exact(time_s: float) -> Fraction:

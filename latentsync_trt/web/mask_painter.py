@@ -48,7 +48,8 @@ class MaskPainter:
     def connect(self, upload: Any, keep_mask: Any) -> None:
         """Adds the events; `keep_mask`: the control of the option."""
         self.box.expand(self._show, upload, [self.editor, self._note], **_EVENT)
-        used = self._use.click(self._keep, [upload, self.editor], [keep_mask, self._note], **_EVENT)
+        inputs = [upload, self.editor]
+        used = self._use.click(self._keep, inputs, [keep_mask, self._note], **_EVENT)
         used.then(js="() => page.idle()")
 
     def _show(self, upload: Upload | None) -> tuple[Any, str]:

@@ -148,7 +148,8 @@ class Page:
     def _warn(self, upload: Upload | None, face: str, bundle: str | None) -> Updates:
         """Says what the built-in model is for, where it is chosen."""
         smears = self._smears(upload, face, bundle)
-        note = gr.HTML(html.demo_note(other_face=smears), visible=_is_demo(self._bundles, bundle))
+        is_demo = _is_demo(self._bundles, bundle)
+        note = gr.HTML(html.demo_note(other_face=smears), visible=is_demo)
         return {self._header.demo_note: note, self._actions.anyway: gr.Button(visible=False)}
 
     def _start(
@@ -262,7 +263,8 @@ class Page:
             label = parts.job_label(each, settings_of(self._service, each.id))
             labels.append((label, each.id))
         problem = self._service.problem()
-        changes = bool(problem) or any(each.state in OPEN for each in jobs.values())
+        is_busy = any(each.state in OPEN for each in jobs.values())
+        changes = bool(problem) or is_busy
         card = html.empty()
         if job is not None:
             card = _card(self._service, job, problem, is_canceling)
@@ -296,5 +298,6 @@ def _card(service: Service, job: JobStatus, problem: str, is_canceling: bool) ->
         name = service.jobs.result(job.id)[1]
         bands = parts.bands(job)
         lasts_s = (job.report or {}).get("duration_s")
-        card += html.result(f"v1/jobs/{job.id}", name, (folder / PAGE).is_file(), bands, lasts_s)
+        has_page = (folder / PAGE).is_file()
+        card += html.result(f"v1/jobs/{job.id}", name, has_page, bands, lasts_s)
     return card

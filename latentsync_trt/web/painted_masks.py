@@ -33,6 +33,8 @@ def write_mask(video: Path, layers: Sequence[UInt8Array], target: Path) -> None:
     size_px = (info.width_px, info.height_px)
     mask = np.zeros(size_px[::-1], np.uint8)
     for layer in layers:
-        painted = (layer[..., 3] > 0).astype(np.uint8) * np.uint8(255)
+        is_painted = layer[..., 3] > 0
+        painted = is_painted.astype(np.uint8) * np.uint8(255)
         mask |= cv2.resize(painted, size_px, interpolation=cv2.INTER_NEAREST)
-    target.write_bytes(cv2.imencode(".png", mask)[1].tobytes())
+    _, content = cv2.imencode(".png", mask)
+    target.write_bytes(content.tobytes())

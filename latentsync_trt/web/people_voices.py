@@ -44,7 +44,8 @@ class PeopleVoices:
         }  # fmt: skip
         face.change(self._show, [upload, face, self.kept], self._speech, **quick)
         changed = [self._speech, self.kept, self._note]
-        self._speech.change(self._take, [self._speech, face, self.kept], changed, **quick)
+        inputs = [self._speech, face, self.kept]
+        self._speech.change(self._take, inputs, changed, **quick)
         self.kept.change(self._list, self.kept, self._note, **quick)
 
     def _show(self, upload: Upload | None, face: str, kept: str) -> Any:

@@ -184,7 +184,9 @@ class EngineCache:
         content.
         """
         with self._translated_errors():
-            paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
+            paths = []
+            if self.folder.exists():
+                paths = sorted(self.folder.iterdir())
         entries = [
             read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name)
         ]

@@ -217,7 +217,9 @@ class SessionFactory:
         provider = self.selection.provider
         counts = session.nodes_by_provider()
         total = sum(counts.values())
-        share = counts.get(provider.ort_name, 0) / total if total else 1.0
+        share = 1.0
+        if total:
+            share = counts.get(provider.ort_name, 0) / total
         if session.provider == provider.ort_name and share >= LEAST_NODE_SHARE:
             return share
         session.close()

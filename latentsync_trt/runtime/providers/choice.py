@@ -69,7 +69,9 @@ def _best(providers: tuple[Provider, ...], device: int, bundle_sha256: str | Non
     for provider in providers:
         reason = str(diagnose_provider(provider, device) or "")
         if not reason:
-            gpu = None if provider is CPU else devices.gpus()[device]
+            gpu = None
+            if provider is not CPU:
+                gpu = devices.gpus()[device]
             selection = Selection(provider.name, tuple(skipped), gpu)
             if bundle_sha256 is None:
                 return selection

@@ -140,7 +140,9 @@ def _driver() -> _Driver:
         return _Driver(library)
     text = ctypes.c_char_p()
     library.cuGetErrorName(code, ctypes.byref(text))  # NULL for an unknown one
-    reason = text.value.decode() if text.value else f"error {code}"
+    reason = f"error {code}"
+    if text.value:
+        reason = text.value.decode()
     return _Driver(library, f"cuInit: {reason}")
 
 

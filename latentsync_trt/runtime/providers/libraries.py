@@ -93,7 +93,8 @@ def preload() -> None:
     if folder is None:
         return
     if _WINDOWS:  # the builder opens more libraries by name at the first build
-        os.environ["PATH"] = os.pathsep.join((str(folder), os.environ.get("PATH", "")))
+        before = os.environ.get("PATH", "")
+        os.environ["PATH"] = os.pathsep.join((str(folder), before))
     for library in _TENSORRT_LIBRARIES:
         load_problem(str(folder / _tensorrt_file(library)))
 
