@@ -326,9 +326,7 @@ class SyncOptions:
         check_limits(self)
         steps = self.sampling.steps
         interval = self.sampling.cache_interval
-        if isinstance(interval, tuple) and (
-            0 not in interval or not set(interval) <= set(range(steps))
-        ):
+        if isinstance(interval, tuple) and not {0} <= set(interval) <= set(range(steps)):
             raise InputError(
                 f"--cache-interval {fields.show_numbers(interval)}: "
                 f"does not ascend from 0 to at most {steps - 1}"

@@ -397,7 +397,7 @@ def within(times_s: Float64Array, spans_s: Sequence[SpanSeconds]) -> BoolArray:
     """Returns whether each of `times_s (n,)` is in one of the spans, which ascend and are apart."""
     edges = np.array(spans_s, np.float64).reshape(-1)
     edges_before = np.searchsorted(edges, times_s, side="right")
-    return np.asarray(edges_before % 2 == 1, np.bool_)
+    return edges_before % 2 == 1
 
 
 def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:

@@ -222,7 +222,7 @@ class VoiceActivity:
         with_context = np.hstack([ends[:-1], steps])
         inputs = {"input": with_context, "h": self._hidden, "c": self._cell}
         chances, self._hidden, self._cell = self._session.run(inputs)
-        return np.asarray(chances, np.float32)
+        return chances
 
     def _live_gain(self, level: float) -> float:
         self._recent.append(level)

@@ -240,7 +240,7 @@ class Appearance:
         sums = np.stack([total, count], axis=-1).astype(np.float32)
         near = cv2.GaussianBlur(sums.reshape(SIDE_PX, SIDE_PX, 2), (0, 0), _SPLAT_PX)
         total, count = np.moveaxis(near, -1, 0)
-        return np.asarray(total / np.maximum(count, _LEAST_SPLAT), np.float32)
+        return total / np.maximum(count, _LEAST_SPLAT)
 
     def _light(self, features: Float32Array) -> Float32Array:
         """Returns what the light changes in features, in comparison with the mean, `(4, 128, 128)`:
@@ -288,7 +288,7 @@ class Appearance:
 @cache
 def painted_area() -> BoolArray:
     """Returns where a mouth is painted in an aligned view, `(128, 128)`."""
-    return np.asarray(mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5)
+    return mouth_mask(2 * SIDE_PX)[::2, ::2] < 0.5
 
 
 def remapped(picture: Float32Array, places: Float32Array) -> Float32Array:
@@ -306,7 +306,7 @@ def _areas_around(seen: BoolArray, reached: BoolArray, least_px: int) -> BoolArr
     """Returns those connected areas of `reached` of which at least `least_px` were seen."""
     count, labels = cv2.connectedComponents(reached.astype(np.uint8))
     is_part = np.bincount(labels[seen], minlength=count) >= least_px
-    return np.asarray(is_part[labels])
+    return is_part[labels]
 
 
 def _pooled(distance: Float32Array, limit: float) -> Float32Array:

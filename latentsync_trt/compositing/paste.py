@@ -88,14 +88,15 @@ def paste(
     else:
         weight = _weight(area, to_crop, opacity, blend)
     x, y, wide, high = cv2.boundingRect((weight != 0).view(np.uint8))
+    visible = weight[y : y + high, x : x + wide]
+    corner = (area.left + x, area.top + y)
     rgb = np.empty((high, wide, 3), np.uint16)
     if rgb.size:
         levels = warped(crop, shifted(to_crop, x, y), (wide, high))
-        corner = (area.left + x, area.top + y)
-        finish_patch(levels, blend.finish, corner, weight[y : y + high, x : x + wide])
+        finish_patch(levels, blend.finish, corner, visible)
         # Clips and rounds, too.
         cv2.addWeighted(levels, 257, levels, 0, 0, dst=rgb, dtype=cv2.CV_16U)
-    return Patch(area.left + x, area.top + y, rgb, weight[y : y + high, x : x + wide])
+    return Patch(*corner, rgb, visible)
 
 
 def _weight(
@@ -143,7 +144,9 @@ def _sides_of_square(weight: Float32Array, to_crop: Float64Array) -> tuple[int, 
     covered_px = cv2.sumElems(weight)[0]
     columns_per_px, rows_per_px = steps(to_crop)
     aspect = round(columns_per_px / rows_per_px, 6)  # exactly 1 for square pixels
-    return isqrt(int(covered_px / aspect)), isqrt(int(covered_px * aspect))
+    width = isqrt(int(covered_px / aspect))
+    height = isqrt(int(covered_px * aspect))
+    return width, height
 
 
 def _limit(weight: Float32Array, shapes: Sequence[Float32Array], area: FrameRectangle) -> None:

@@ -51,7 +51,7 @@ def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32
     """
     size = np.array(size_px[::-1], np.int64)
     (resized,) = _resizer().run({"image": image[None], "size": size})
-    return np.asarray(resized[0], np.float32)
+    return resized[0]
 
 
 def warped(image: Float32Array, matrix: Float64Array, size_px: tuple[int, int]) -> Float32Array:

@@ -116,7 +116,7 @@ def _slowed(cover: Float32Array, earlier: Float32Array, region: UInt8Array) -> F
 def _edge_of(cover: Float32Array) -> BoolArray:
     """Returns the pixels on both sides of a cover's edge."""
     is_covered = (cover >= 0.5).astype(np.uint8)
-    return np.asarray(cv2.dilate(is_covered, disk(1)) > cv2.erode(is_covered, disk(1)))
+    return cv2.dilate(is_covered, disk(1)) > cv2.erode(is_covered, disk(1))
 
 
 def _edge_left(is_edge: BoolArray, before: UInt8Array, now: UInt8Array) -> float:

@@ -248,7 +248,8 @@ def _origin_of_bias(linear: Linear, stems: Sequence[str]) -> Origin:
     for stem in stems:
         is_biased = stem.rpartition(".")[2] not in linear.unbiased
         names.append(f"{stem}.bias" if is_biased else None)
-    return Origin(tuple(names), (linear.weight.shape[1] // len(stems),))
+    outputs = linear.weight.shape[1]
+    return Origin(tuple(names), (outputs // len(stems),))
 
 
 def _fill(
@@ -278,8 +279,10 @@ def _fill(
                 part = part.flatten(1).t()
             parts.append(part)
         state[key] = parts[0]
-        if origin.transposed or len(parts) > 1:
-            state[key] = torch.cat(parts, 1 if origin.transposed else 0)
+        if origin.transposed:
+            state[key] = torch.cat(parts, 1)
+        elif len(parts) > 1:
+            state[key] = torch.cat(parts)
     network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)
 

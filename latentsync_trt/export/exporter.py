@@ -285,14 +285,16 @@ def _examples(
         sizes[name] = size_px * step // RESOLUTION_STEP_PX
     inputs = {}
     for name, shape in shapes.items():
-        inputs[name] = _example(name, [sizes.get(size, size) for size in shape], dtype)
+        lengths = [sizes.get(size, size) for size in shape]
+        inputs[name] = _example(name, lengths, dtype)
     return inputs
 
 
 def _example(name: str, shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
     if name in _TYPICAL:
         return torch.tensor(_TYPICAL[name])
-    value = torch.randn(*shape, generator=torch.Generator().manual_seed(_SEED + len(shape)))
+    generator = torch.Generator().manual_seed(_SEED + len(shape))
+    value = torch.randn(*shape, generator=generator)
     if name == "image":
         return value.tanh()
     if name == bundle.HIDDEN:

@@ -174,7 +174,8 @@ def _dimension(name: str, allowed: bundle.DimensionRange) -> Any:
     if step is None:
         return torch.export.Dim(name, min=allowed.minimum, max=allowed.maximum)
     least = allowed.minimum // step
-    return step * torch.export.Dim(f"{name}_steps", min=least, max=allowed.maximum // step)
+    most = allowed.maximum // step
+    return step * torch.export.Dim(f"{name}_steps", min=least, max=most)
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
@@ -188,7 +189,9 @@ def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
         for axis, name in plan.dynamic.get(str(value.name), {}).items():
             symbol = str(value.shape and value.shape[axis]).rpartition("*")[2]
             step = bundle.SIZE_STEPS.get(name)
-            names[symbol] = name if step is None else f"({name}//{step})"
+            names[symbol] = name
+            if step is not None:
+                names[symbol] = f"({name}//{step})"
     if not names:
         return
     model.graph.metadata_props.pop(_RANGES_OF_SYMBOLS, None)

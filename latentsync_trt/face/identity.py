@@ -54,7 +54,7 @@ def look_of(picture: Picture, face: Face) -> Float32Array | None:
     size = float(np.linalg.norm(levels))
     if size < _LEAST_COLOR_CONTRAST * levels.size**0.5:
         return None
-    return np.asarray(levels.ravel() / size, np.float32)
+    return levels.ravel() / size
 
 
 def are_alike(one: Float32Array | None, other: Float32Array | None) -> bool:

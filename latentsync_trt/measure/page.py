@@ -155,7 +155,7 @@ def sync_figure(
     for index, label in moments.items():
         place = (float(time_s[index]), float(first.gaps[index]))
         lips.plot(*place, "o", color="black", markersize=6, fillstyle="none")
-        kind = label.partition("\n")[0]
+        kind, _, _ = label.partition("\n")
         lips.annotate(kind, place, (6, 6), textcoords="offset points", fontsize=9)
     lips.axhline(CLOSED_GAP, color=_GRAY, linestyle="--", linewidth=1, label="below: lips touch")
     lips.set(xlim=(0, len(first) / MODEL_FPS), ylim=(0, 1.12 * top), xlabel="time, s")

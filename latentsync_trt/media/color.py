@@ -267,8 +267,7 @@ def _patch_signal(planes: YuvPlanes, patch: Patch, curve: HdrCurve, coding: Codi
     left_out = source - curve.signal[seen]
     difference = np.abs(patch.rgb - seen.astype(np.float32))
     likeness = np.maximum(1 - difference / _DIFFERENT, 0)
-    signal = curve.signal[patch.rgb] + left_out * likeness
-    return np.asarray(signal, np.float32)
+    return curve.signal[patch.rgb] + left_out * likeness
 
 
 def _blend(

@@ -102,8 +102,9 @@ class FinishedParts:
     def todo(self) -> FramesToDo:
         """The frames that are left to a run that goes on."""
         earliest_s = max(self.end_s - WARM_UP_S, part_of(self.end_s) * PART_S)
-        stamps = (stamp for part in self.parts for stamp in part.stamps)
-        paint_from = sum(stamp * self.time_base < earliest_s for stamp in stamps)
+        paint_from = 0
+        for part in self.parts:
+            paint_from += sum(stamp * self.time_base < earliest_s for stamp in part.stamps)
         return FramesToDo(write=frames_from(self.frames), paint=frames_from(paint_from))
 
     @classmethod

@@ -157,7 +157,9 @@ class Clock:
     def _jumps(self, time_s: Fraction, stamp_s: Fraction, latest_s: Fraction) -> bool:
         is_beyond_end = self.stated_end_s is not None and stamp_s > self.stated_end_s
         limit_s = FORWARD_S if self.may_reset or is_beyond_end else LONGEST_S
-        return time_s <= latest_s - BACK_S or time_s - self.next_s >= limit_s
+        is_back = time_s <= latest_s - BACK_S
+        is_ahead = time_s - self.next_s >= limit_s
+        return is_back or is_ahead
 
 
 def clock_of(path: Path, stream: Stream) -> Clock:

@@ -96,9 +96,9 @@ class FrontStage:
         picture = job.frame.picture
         from_square = inverse(stretch(picture, self._pixel_aspect))
         for one in job.chosen:
-            corners = transformed(one.face.box.reshape(2, 2), from_square)
-            left, top = np.maximum(corners[0], 0).astype(int)
-            right, bottom = np.ceil(corners[1]).astype(int)
+            low, high = transformed(one.face.box.reshape(2, 2), from_square)
+            left, top = np.maximum(low, 0).astype(int)
+            right, bottom = np.ceil(high).astype(int)
             part = picture[(top + bottom) // 2 : bottom, left:right]
             size_px = (_MOUTH_CELLS, _MOUTH_CELLS)
             if part.size:

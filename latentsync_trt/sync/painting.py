@@ -172,6 +172,12 @@ def in_order(
     waiting: deque[FrameJob] = deque()
     painted = dict[Target, UInt16Array]()
     progress: PaintingProgress | None = None
+
+    def is_ready(job: FrameJob) -> bool:
+        if job.frame.index not in paint:
+            return True
+        return painted.keys() >= set(job.targets)
+
     with closing(items):
         for item in items:
             if isinstance(item, FrameJob):
@@ -182,9 +188,7 @@ def in_order(
                     progress = item.progress
                 else:
                     progress = progress.then(item.progress)
-            while waiting and (
-                waiting[0].frame.index not in paint or painted.keys() >= set(waiting[0].targets)
-            ):
+            while waiting and is_ready(waiting[0]):
                 job = waiting.popleft()
                 faces = tuple(painted.pop(each) for each in job.targets if each in painted)
                 yield replace(job, painted=faces, painting=progress)

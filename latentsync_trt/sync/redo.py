@@ -73,16 +73,16 @@ def _frames_to_do(inputs: Inputs, earlier: EarlierResult, window_frames: int) ->
     """
     margin_s = FADE_S if inputs.options.keep_source else Fraction(0)
     parts = list[range]()
+    kept = list[range]()
     for span in inputs.options.redo:
         wider = Span(span.start_s - margin_s, span.end_s + margin_s)
         parts.append(earlier.between_keyframes(earlier.frames_at(wider)))
+        if inputs.options.keep_source:
+            first = earlier.frame_from(span.start_s)
+            kept.append(range(first, earlier.frame_from(span.end_s)))
     write = merged_ranges(parts)
     painted = list[range]()
     searched = list[range]()
-    kept = list[range]()
-    if inputs.options.keep_source:
-        for span in inputs.options.redo:
-            kept.append(range(earlier.frame_from(span.start_s), earlier.frame_from(span.end_s)))
     for part in write.ranges:
         start_s = earlier.time_s(part.start)
         paint_s = max(start_s - WARM_UP_S, part_of(start_s) * PART_S)
