@@ -79,8 +79,8 @@ class ClipInputs:
         self.voices.connect(self.upload, face)
         people = [self.note, self.faces, self.speaking]
         changes = [self.video, self.upload, *people, self.video_error, *self._reset]
-        shown = self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK)
-        note_finished(shown)
+        clicked = self.demo.click(self.show_demo, None, [self.video, self.speech], **QUICK)
+        note_finished(clicked)
         chosen_speaking = [face, self.faces, self.note]
         note_finished(self.speaking.click(self._choose_speaking, None, chosen_speaking, **QUICK))
         chosen = self.faces.select(self._choose, None, face, **QUICK)
