@@ -130,7 +130,7 @@ def note_on_default(folder: Path) -> str:
     empty if that is it.
     """
     default, _ = find.default_bundle()
-    runs = f"without --bundle, {default or 'none'} runs"
+    runs = f"without --bundle, {default or 'no bundle'} runs"
     if not any(one.samefile(folder) for one in find.exported_bundles()):
         return f"{runs}; name the new one with `--bundle {folder}`"
     if default == folder.name:

@@ -176,7 +176,7 @@ def show_report(
         notices.add(text)
     again = ""
     if report.redone:
-        again = " done again of a result"
+        again = " done again"
     echo(
         f"{report.output}: {report.frames} frames{again} ({report.duration_s:.2f} s), face in "
         f"{report.frames_with_face}, with {report.bundle} on {report.provider}"
