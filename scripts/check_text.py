@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path("latentsync_trt")
-MOST_NODES = 271_400
+MOST_NODES = 271_500
 MOST_NODES_PER_LINE = {"": 9.1, "audio": 11, "compositing": 12, "face": 11, "measure": 11}
 MOST_NODES_PER_LINE |= {"export": 10, "media": 9.5, "quantize": 9.5}
 PACKED = (ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -214,7 +214,8 @@ class Board:
             print_line(f"failed: {row.where}  {_output_name(row)}  {message}")
         if self._output.hidden:
             return
-        counts = f"{self._done_before + self._done} clips done"
+        done = self._done_before + self._done
+        counts = "1 clip done" if done == 1 else f"{done} clips done"
         if self._done_before:
             counts += f" ({self._done_before} earlier)"
         counts += f", {len(self.failed)} failed"
