@@ -170,10 +170,10 @@ def _cells_of_engine(entry: Entry) -> tuple[str, ...]:
         return entry.folder.name, "", "", "", "", size, "", used_on, state
     sizes = []
     for name, (low, _, high) in key.profile.items():
-        size = f"{name} {low}"
+        shape = f"{name} {low}"
         if high > low:
-            size += f"-{high}"
-        sizes.append(size)
+            shape += f"-{high}"
+        sizes.append(shape)
     return (
         key.graph,
         key.bundle,
