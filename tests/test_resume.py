@@ -35,8 +35,10 @@ MINUTES = 20
 LONG_FPS = 10
 """The lowest rate at which no picture is repeated."""
 
-MOST_GROWTH_MB = 40
-"""Of memory over twenty minutes, of which allocators keep most, and over joining the parts."""
+MOST_GROWTH_MB = 60
+"""Of memory over twenty minutes, of which allocators keep most, and over joining the parts: after
+the first quarter, it stays within 10 MB but for single peaks of 30, as measured.
+"""
 
 OPTIONS = SyncOptions(steps=1, guidance=1.0, codec="ffv1")
 
