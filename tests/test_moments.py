@@ -45,6 +45,12 @@ def test_a_word_is_not_shown_as_rounded_while_lips_are_shut() -> None:
     assert not any(label.startswith("rounded") for label in labels)
 
 
+def test_a_word_after_the_end_of_the_clip_shows_nothing() -> None:
+    words = [SpokenWord("boats", 9.0, 9.4, rounded_s=9.2)]
+    labels = speaking_moments(talk(), words).values()
+    assert not any(label.startswith("rounded") for label in labels)
+
+
 def test_words_of_the_built_in_speech_follow_each_other() -> None:
     words = spoken_words(SPEECH)
     assert [word.text for word in words][:3] == ["My", "lips", "follow"]

@@ -41,11 +41,9 @@ def speaking_moments(curves: Curves, words: Sequence[SpokenWord]) -> dict[int, s
 
 def _rounded(words: Sequence[SpokenWord], frames: int) -> BoolArray:
     """Returns in which frames, `(n,)`, the lips are as round as they get in a word."""
-    rounded = np.zeros(frames, np.bool_)
-    for word in words:
-        if word.rounded_s is not None:
-            rounded[round(word.rounded_s * MODEL_FPS)] = True
-    return rounded
+    times_s = [word.rounded_s for word in words if word.rounded_s is not None]
+    indices = [round(time_s * MODEL_FPS) for time_s in times_s]
+    return np.isin(np.arange(frames), indices)
 
 
 def _from_the_middle(silent: BoolArray) -> np.ndarray:

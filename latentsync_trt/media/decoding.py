@@ -16,7 +16,7 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import UNSPECIFIED
-from latentsync_trt.media.color_profile import color_profile_of
+from latentsync_trt.media.color_profile import ColorProfile, color_profile_of
 from latentsync_trt.media.files import codec_name
 from latentsync_trt.media.filters import apply_filters
 from latentsync_trt.media.heif import compose_photo
@@ -41,7 +41,9 @@ stored and shown.
 
 _CAPTIONED_CODECS = ("h264", "hevc", "mpeg2video")
 _CAPTIONS = b"GA94\x03"
-"""What closed captions begin with in a packet (ATSC A/53)."""
+"""What closed captions begin with in a packet (ATSC A/53). To ask each picture takes a filter for
+each, see `side_data_of`.
+"""
 
 _UNTAGGED_PICTURES = ("j2k_pipe", "tiff_pipe")
 """FFmpeg's names of JPEG 2000 and TIFF: their Y'CbCr is that of JPEG, which it does not say."""
@@ -59,6 +61,11 @@ def is_still(stream: Stream) -> bool:
     return stream.container.format.name.endswith("_pipe") or is_photo(stream)
 
 
+def photo_profile(path: Path, stream: Stream) -> ColorProfile | None:
+    """Returns the color profile of a photo; None without one, and of a video."""
+    return color_profile_of(path) if is_still(stream) else None
+
+
 def is_tile(stream: Stream) -> bool:
     return is_photo(stream) and bool(stream.disposition & Disposition.dependent)
 
@@ -72,7 +79,7 @@ def decode_pictures(
     if has_tiles and not stream.disposition & Disposition.default:
         frames = iter([compose_photo(path, container)])
     is_untagged = container.format.name in _UNTAGGED_PICTURES
-    profile = color_profile_of(path) if is_still(stream) else None
+    profile = photo_profile(path, stream)
     crop = _crop(stream)
     first_size = ""
     for frame in frames:

@@ -1,7 +1,7 @@
 """Opens media files, and converts errors of FFmpeg and the system to errors of this package."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -50,6 +50,7 @@ FFMPEG_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 """FFmpeg's name of each container that is written."""
 
 T = TypeVar("T")
+StreamT = TypeVar("StreamT", bound=Stream)
 
 TimedPackets = Iterator[tuple[Fraction, "Packet[Any]"]]
 """Packets of one stream of an output, with their times there, in this order."""
@@ -108,15 +109,20 @@ def picture_streams(container: InputContainer) -> list[VideoStream]:
     ]
 
 
+def default_stream(streams: Iterable[StreamT]) -> StreamT | None:
+    """Returns the first of some streams that is marked as default; None without any."""
+    for stream in streams:
+        if stream.disposition & Disposition.default:
+            return stream
+    return None
+
+
 def main_audio(container: InputContainer) -> AudioStream | None:
     """Returns the audio track that players play: the first that is marked as default, else the
     first; None without any.
     """
     tracks = container.streams.audio
-    for track in tracks:
-        if track.disposition & Disposition.default:
-            return track
-    return tracks[0] if tracks else None
+    return default_stream(tracks) or next(iter(tracks), None)
 
 
 def video_packets(container: InputContainer) -> Iterator["Packet[Any]"]:

@@ -10,9 +10,8 @@ from av import Packet
 from av.stream import AttachmentStream, Disposition, Stream
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.media.color_profile import color_profile_of
 from latentsync_trt.media.contents import Contents, open_output
-from latentsync_trt.media.decoding import is_still
+from latentsync_trt.media.decoding import photo_profile
 from latentsync_trt.media.files import codec_name, open_input
 from latentsync_trt.media.other_streams import (
     TrackTags,
@@ -63,7 +62,7 @@ def losses(contents: Contents) -> Iterator[str]:
 
 def _lost_profile(source: Path, stream: Stream) -> Iterator[str]:
     """Names the color profile of a photo for which video has no tag."""
-    profile = color_profile_of(source) if is_still(stream) else None
+    profile = photo_profile(source, stream)
     if profile is not None and not (profile.is_srgb or profile.is_display_p3):
         yield (
             f"the color profile {profile.name} is left out: colors look paler; "

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 from av import FFmpegError, VideoFrame, VideoStream
 from av.container import InputContainer
-from av.stream import Discard, Disposition
+from av.stream import Discard
 
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.errors import MediaError
@@ -27,6 +27,7 @@ from latentsync_trt.media.files import (
     MAX_PIXELS,
     check_size,
     codec_name,
+    default_stream,
     guarded,
     open_input,
     picture_streams,
@@ -215,9 +216,8 @@ def video_stream(path: Path, container: InputContainer) -> VideoStream:
     streams = picture_streams(container)
     if not streams:
         raise MediaError(f"{path}: has no video stream")
-    defaults = [each for each in streams if each.disposition & Disposition.default]
     # Of a photo not the thumbnail, a depth map and the like.
-    stream = defaults[0] if defaults else min(streams, key=is_photo)
+    stream = default_stream(streams) or min(streams, key=is_photo)
     context = stream.codec_context
     if not codec_name(stream):
         raise MediaError(
